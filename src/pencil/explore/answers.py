@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import UserError
 from ..core.span import Span
@@ -29,6 +29,7 @@ from .json_values import address, number
 from .requests import State
 
 Label = Callable[[int], str]
+Model = nn.Module | EditedModel
 OnEvent = Callable[[str, dict[str, Any]], object]
 MOST_VECTOR_NUMBERS = 8192  # of a vector that is sent
 SHORT_PROMPT_TOKENS = 64  # of a prompt that a small model reads on one thread
@@ -134,7 +135,7 @@ def answer(question: Question) -> Answer:
 class Watched:
     """A model that remembers the logits it gave last."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Model):
         self.model, self.logits = model, torch.empty(0)
 
     def __getattr__(self, name: str) -> Any:
@@ -146,7 +147,7 @@ class Watched:
         return out
 
 
-def _write(question: Question, model: Any, prompt: Prompt, threads: ExitStack) -> tuple[dict[str, Any], list[int]]:
+def _write(question: Question, model: Model, prompt: Prompt, threads: ExitStack) -> tuple[dict[str, Any], list[int]]:
     """A text, token by token, each with the way it was drawn.
 
     A small model writes on one thread; a long prompt is read on all of them.
@@ -178,7 +179,8 @@ def _write(question: Question, model: Any, prompt: Prompt, threads: ExitStack) -
         assert token is not None
         if i == 0:
             threads.enter_context(one_thread(question.live))
-        uniform = None if how.temperature == 0 else _uniform(generation)
+        # the random number that drew the token
+        uniform = None if how.temperature == 0 else float(generation.state.uniforms[0, int(generation.state.turn) - 1])
         drawn = _token(
             loaded,
             watched.logits[0],
@@ -200,11 +202,6 @@ def _write(question: Question, model: Any, prompt: Prompt, threads: ExitStack) -
     if "context" in generation.reasons:
         notes.append(f"The context of {loaded.model.config.context} tokens is full.")
     return {"text": "".join(pieces), "tokens": tokens, "notes": notes}, written
-
-
-def _uniform(generation: Generation) -> float:
-    """The random number that drew the latest token."""
-    return float(generation.state.uniforms[0, int(generation.state.turn) - 1])
 
 
 def _token(
@@ -341,19 +338,15 @@ def _cuts(row: Candidates, vocab: int) -> np.ndarray:
     return of_all
 
 
-def _inputs(prompt: Prompt, loaded: Loaded) -> dict[str, Any]:
-    tokens = {"tokens": torch.tensor([list(prompt.ids)], device=loaded.device)} if prompt.ids else {}
-    return {**tokens, **prompt.given}
-
-
 # ---- what is read at once
 
 
-def _read(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
+def _read(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
     """Classes, or the token at each masked position."""
     loaded = question.loaded
     question.listener.step(0, 1, "reading")
-    logits = model(**_inputs(prompt, loaded))[0]
+    tokens = {"tokens": torch.tensor([list(prompt.ids)], device=loaded.device)} if prompt.ids else {}
+    logits = model(**tokens, **prompt.given)[0]
     if prompt.masked:
         vocab = loaded.tokenizer.vocab
         rows = [(at, logits[at][:vocab]) for at in prompt.masked]
@@ -363,7 +356,7 @@ def _read(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
     return {"classes": bars(logits, lambda i: names[i] if i < len(names) else str(i), (0,), None)}
 
 
-def _embed(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
+def _embed(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
     """The vector of the first text, and how alike those of the others are."""
     notes: list[str] = []
     loaded = question.loaded
@@ -383,7 +376,7 @@ def _embed(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
 # ---- a picture, out of the noise
 
 
-def _draw(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
+def _draw(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
     """The picture that `pencil sample` draws with the same seed, and moments on the way to it.
 
     A moment has the number of steps before it, the time, the noisy picture there, and the clean one that the model
@@ -432,23 +425,16 @@ def _draw(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
         raise UserError("the sampling diverged: choose a lower guidance, or take back an edit")
     frames.append({"step": steps, "time": 0.0, "picture": picture_of(x)})
     listener.tell("frame", frames[-1])
-    return {
-        "picture": frames[-1]["picture"],
-        "frames": frames,
-        "notes": _picture_notes(c, bare, model is not loaded.model),
-    }
-
-
-def _picture_notes(c: Any, bare: bool, edited: bool) -> list[str]:
-    lines = {
+    notes = {
         "The frames of the video stand side by side.": c.frames > 1,
         "The run has no autoencoder: three channels of its latents are shown as colours.": bare,
-        "The edits are made at every denoising step.": edited,
+        "The edits are made at every denoising step.": model is not loaded.model,
     }
-    return [line for line, holds in lines.items() if holds]
+    shown = [line for line, holds in notes.items() if holds]
+    return {"picture": frames[-1]["picture"], "frames": frames, "notes": shown}
 
 
-def _clean(process: Process, x: Tensor, predicted: Tensor, t: Any) -> Tensor:
+def _clean(process: Process, x: Tensor, predicted: Tensor, t: float) -> Tensor:
     """The clean picture that a prediction at time t implies."""
     predicted, _ = split_variance(predicted, x.shape[1])
     return x - t * predicted if isinstance(process, RectifiedFlow) else process.split(x, predicted, t)[0]

@@ -5,10 +5,12 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..config import UserError
 from ..tracing.contributions import Contributions, Part
 from ..tracing.live_trace import LiveTrace, edited
+from ..tracing.receipt import Term
 from ..tracing.receipt import label as label_of
 from ..tracing.show import differences, only_in
 from .answers import one_thread
@@ -65,7 +67,7 @@ def receipt(session: Session, key: str, cell: str, digits: int = 4) -> dict[str,
     places = {term: i for i, term in enumerate(why.terms)}
     nodes = trace.graph.nodes
 
-    def called(term: Any) -> str:
+    def called(term: Term) -> str:
         return (
             label_of(nodes[trace.graph.names[term.name]], term.index) if term.name in trace.graph.names else term.where
         )
@@ -154,7 +156,7 @@ def _index(index: str | Sequence[int | None] | None, shape: Sequence[int]) -> li
     return indices
 
 
-def _real(values: Any) -> np.ndarray:
+def _real(values: ArrayLike) -> np.ndarray:
     values = np.asarray(values)
     return (np.abs(values) if np.iscomplexobj(values) else values).astype(np.float64)
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import UserError
 from ..core.probe import Probe, declared, symbols
+from ..core.span import Span
 from ..tracing.live_trace import LiveTrace, cannot_run, cannot_set, parse_edit
 
 
@@ -60,7 +61,7 @@ class EditedModel:
     see the later ones.
     """
 
-    def __init__(self, model: Any, edits: Sequence[Edit]):
+    def __init__(self, model: nn.Module, edits: Sequence[Edit]):
         self.model, self.edits = model, edits
         self.applied: set[int] = set()
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -75,7 +76,7 @@ class EditedModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def __call__(self, *args: Any, last: Any = False, cache: Any = None, **named: Any) -> Tensor:
+    def __call__(self, *args: Any, last: bool | Tensor = False, cache: None = None, **named: Any) -> Tensor:
         assert cache is None, "an edited model reads all tokens at every step"
         bound = dict(inspect.signature(self.model.forward).bind(*args, **named).arguments)
         for name, parameter in self.inputs.items():
@@ -84,7 +85,7 @@ class EditedModel:
         out = self._changed("output", self._run(self.model, **bound))
         return out if last is False else out[:, -1:] if last is True else out[torch.arange(len(out)), last][:, None]
 
-    def states(self, tokens: Tensor, span: Any) -> Tensor:
+    def states(self, tokens: Tensor, span: Span | None) -> Tensor:
         """The hidden states of an encoder, edited."""
         return self._run(self.model.states, tokens=self._changed("tokens", tokens), span=span)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 def number(value: Any) -> float | int | str:
@@ -19,7 +20,7 @@ def number(value: Any) -> float | int | str:
     return value if math.isfinite(value) else "nan" if value != value else "inf" if value > 0 else "-inf"
 
 
-def packed(values: Any, dtype: str) -> str:
+def packed(values: ArrayLike, dtype: str) -> str:
     """An array as base64 of its little-endian bytes."""
     return base64.b64encode(np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<")).tobytes()).decode()
 
@@ -29,7 +30,7 @@ def address(name: str, index: Sequence[Any]) -> str:
     return f"{name}[{','.join(str(int(i)) for i in index)}]" if len(index) else name
 
 
-def to_json(data: Any) -> bytes:
+def to_json(data: object) -> bytes:
     """Data as JSON; a number that is not finite is the word inf, -inf or nan, since JSON has none."""
     try:
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

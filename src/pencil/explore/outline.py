@@ -67,7 +67,7 @@ def tensors(trace: LiveTrace) -> list[Node]:
     return _explained(trace, [n for n in nodes if n.kind])
 
 
-def _shapes(args: Any) -> Iterator[tuple[int, ...]]:
+def _shapes(args: object) -> Iterator[tuple[int, ...]]:
     """The shapes of a block's inputs: blocks of other shapes have other tensors."""
     return (tuple(tensor.shape) for _, tensor in nested_tensors(args, ""))
 
@@ -157,7 +157,7 @@ def _module(
     }
 
 
-def _matrix(path: str, name: str, p: Any, model: nn.Module, learned: Mapping[str, str]) -> dict[str, Any]:
+def _matrix(path: str, name: str, p: nn.Parameter, model: nn.Module, learned: Mapping[str, str]) -> dict[str, Any]:
     name = f"{path}.{name}" if path else name
     symbol = learned.get(name)
     return {

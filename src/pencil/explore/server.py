@@ -136,7 +136,7 @@ def _too_long(most: int) -> Refused:
 # ---- jobs over HTTP
 
 
-def framed(event: str, data: Any) -> bytes:
+def framed(event: str, data: object) -> bytes:
     """One server-sent event. JSON is written on one line, so no text within it can end the event."""
     return b"event: " + event.encode() + b"\ndata: " + to_json(data) + b"\n\n"
 
@@ -181,7 +181,7 @@ async def follow(jobs: Jobs, job: Job, queue: asyncio.Queue, receive: Receive) -
         jobs.cancel(job)
 
 
-def reply(data: Any, status: int = 200) -> Response:
+def reply(data: object, status: int = 200) -> Response:
     return Response(to_json(data), status, media_type="application/json")
 
 
