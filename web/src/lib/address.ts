@@ -32,7 +32,7 @@ export function read(hash: string): Address {
   const address: Address = { ...EMPTY, edits: [], more: {} };
   if (text && !/^[\w.]+=/.test(text)) return { ...address, cell: decoded(text) }; // a cell by itself
   const input: Input = {};
-  let given = false;
+  let present = false;
   for (const part of text.split("&").filter(Boolean)) {
     const cut = part.indexOf("=");
     const [name, value] = cut < 0 ? [part, ""] : [decoded(part.slice(0, cut)), decoded(part.slice(cut + 1))];
@@ -40,13 +40,13 @@ export function read(hash: string): Address {
     else if (name === "edit") address.edits.push(value);
     else if (INPUTS.some((one) => one === name)) {
       input[name as (typeof INPUTS)[number]] = value;
-      given = true;
+      present = true;
     } else if (name.startsWith(OPTION)) {
       (input.options ??= {})[name.slice(OPTION.length)] = Number(value);
-      given = true;
+      present = true;
     } else address.more[name] = value;
   }
-  return given ? { ...address, input } : address;
+  return present ? { ...address, input } : address;
 }
 
 /** A link of more letters does not open everywhere. */

@@ -12,14 +12,14 @@ export const float64s = (text: string) => new Float64Array(bytes(text));
 export const float32s = (text: string) => new Float32Array(bytes(text));
 export const uint8s = (text: string) => new Uint8Array(bytes(text));
 
-const kept = new WeakMap<Slice, Float64Array>();
+const decoded = new WeakMap<Slice, Float64Array>();
 
 /** The numbers of a slice, row by row. */
 export function numbersOf(slice: Slice): Float64Array {
   if (typeof slice.values !== "string") return slice.values;
-  let found = kept.get(slice);
-  if (!found) kept.set(slice, (found = float64s(slice.values)));
-  return found;
+  let values = decoded.get(slice);
+  if (!values) decoded.set(slice, (values = float64s(slice.values)));
+  return values;
 }
 
 export async function unzipped(text: string): Promise<ArrayBuffer> {

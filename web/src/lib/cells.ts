@@ -6,9 +6,9 @@ export type Cell = { name: string; index: number[] };
 
 /** The parts of an address; null where it is none. */
 export function cellParts(address: string): Cell | null {
-  const found = /^([^[\]]+?)\s*(?:\[([\d,\s]*)\])?$/.exec(address.trim());
-  if (!found) return null;
-  return { name: found[1], index: (found[2] ?? "").split(",").filter((part) => part.trim()).map(Number) };
+  const match = /^([^[\]]+?)\s*(?:\[([\d,\s]*)\])?$/.exec(address.trim());
+  if (!match) return null;
+  return { name: match[1], index: (match[2] ?? "").split(",").filter((part) => part.trim()).map(Number) };
 }
 
 export const cellName = (name: string, index: (number | string)[]) => (index.length ? `${name}[${index.join(",")}]` : name);
@@ -18,8 +18,8 @@ export function labelsAlong(labels: Record<string, string[]>, name: string, lett
   const path = name.split(".");
   for (const one of letter === "S" ? ["S", "T"] : [letter]) {
     for (let end = path.length - 1; end >= 0; end--) {
-      const found = labels[[...path.slice(0, end), one].join(".")];
-      if (found?.length === count) return found;
+      const words = labels[[...path.slice(0, end), one].join(".")];
+      if (words?.length === count) return words;
     }
   }
   return null;
@@ -38,12 +38,12 @@ export function axesOf(tensor: Tensor, labels: Record<string, string[]>): Axis[]
 }
 
 /** The way from the whole model to the part that has a tensor, or to the part of a path. */
-export function wayTo(map: MapNode, found: (node: MapNode) => boolean): MapNode[] {
+export function wayTo(map: MapNode, fits: (node: MapNode) => boolean): MapNode[] {
   for (const child of map.children) {
-    const way = wayTo(child, found);
+    const way = wayTo(child, fits);
     if (way.length) return [map, ...way];
   }
-  return found(map) ? [map] : [];
+  return fits(map) ? [map] : [];
 }
 
 /** The axis of the heads of a tensor; -1 where it has none. */

@@ -69,8 +69,8 @@ export class FileSource implements Source {
     const text = (id: string) => document.getElementById(id)?.textContent ?? "";
     const meta: Meta = JSON.parse(text("graph"));
     if (meta.format !== FORMAT) {
-      const found = typeof meta.format === "string" ? `“${meta.format.slice(0, 40)}”` : "of no known kind";
-      throw new Problem(`This page cannot read the trace in it: it is ${found}, and this version of Pencil reads “${FORMAT}”. Record it again with this version, or open the file as the version that wrote it made it.`);
+      const format = typeof meta.format === "string" ? `“${meta.format.slice(0, 40)}”` : "of no known kind";
+      throw new Problem(`This page cannot read the trace in it: it is ${format}, and this version of Pencil reads “${FORMAT}”. Record it again with this version, or open the file as the version that wrote it made it.`);
     }
     const raw = await unzipped(text("arrays"));
     const arrays: Record<string, Typed> = {};
@@ -104,7 +104,7 @@ export class FileSource implements Source {
   }
 
   async slice(_: string, name: string, index: (number | null)[]): Promise<Slice> {
-    const node = this.node(name), n = this.graph.nodes[node], values = this.known(() => this.graph.values(node));
+    const node = this.node(name), n = this.graph.nodes[node], values = this.orMissing(() => this.graph.values(node));
     const shown = index.flatMap((i, d) => (i === null ? [d] : []));
     const [down, across] = shown.length > 1 ? shown.slice(-2) : [-1, shown[0] ?? -1];
     const count = (d: number) => (d < 0 ? 1 : n.shape[d]);
@@ -118,9 +118,9 @@ export class FileSource implements Source {
   }
 
   async receipt(_: string, cell: string, digits?: number): Promise<Receipt> {
-    const found = cellParts(cell), node = found ? this.node(found.name) : -1;
-    if (!found || found.index.length !== this.graph.nodes[node].shape.length) throw new Problem(`${cell} is no cell of this trace`);
-    const n = this.graph.nodes[node], r = this.known(() => receipt(this.graph, node, ravel(found.index, n.shape), digits));
+    const parts = cellParts(cell), node = parts ? this.node(parts.name) : -1;
+    if (!parts || parts.index.length !== this.graph.nodes[node].shape.length) throw new Problem(`${cell} is no cell of this trace`);
+    const n = this.graph.nodes[node], r = this.orMissing(() => receipt(this.graph, node, ravel(parts.index, n.shape), digits));
     const address = (at: number, index: number[]) => cellName(this.names[at], index);
     const where = new Map(r.terms.map((term) => [`${term.node}:${term.place}`, address(term.node, term.index)]));
     // links to cells begin with @; the others are steps of this receipt
@@ -129,7 +129,7 @@ export class FileSource implements Source {
     const terms = r.terms.map((term) => ({ cell: address(term.node, term.index), label: term.where, value: real(term.value) }));
     const order = terms.map((_, i) => i).sort((i, j) => Math.abs(terms[j].value) - Math.abs(terms[i].value) || i - j);
     return {
-      cell: address(node, found.index), label: r.label, name: this.names[node], index: found.index, kind: n.kind, op: n.op,
+      cell: address(node, parts.index), label: r.label, name: this.names[node], index: parts.index, kind: n.kind, op: n.op,
       formula: bare(r.formula), meaning: r.meaning, lines: r.lines,
       steps: r.steps.map((step) => ({ word: step.word, formula: bare(step.formula), value: real(step.value) })),
       terms, leading: order.slice(0, 8), reworked: r.reworked === null ? null : real(r.reworked), recorded: real(r.recorded),
@@ -151,8 +151,8 @@ export class FileSource implements Source {
   }
 
   async contributions(_: string, cell: string, against?: string | null, part?: string | null): Promise<Contributions> {
-    const found = this.views.contributions?.[partKey(cell, against, part)];
-    return found ?? this.missing("contributions", part ? "what this part is made of" : against ? "the contributions to this difference" : undefined);
+    const contributions = this.views.contributions?.[partKey(cell, against, part)];
+    return contributions ?? this.missing("contributions", part ? "what this part is made of" : against ? "the contributions to this difference" : undefined);
   }
 
   compare = () => this.missing("compare");
@@ -171,7 +171,7 @@ export class FileSource implements Source {
   }
 
   /** What is computed from values that may have been left out of the file. */
-  private known<T>(compute: () => T): T {
+  private orMissing<T>(compute: () => T): T {
     try {
       return compute();
     } catch (error) {
@@ -181,9 +181,9 @@ export class FileSource implements Source {
   }
 
   private node(name: string): number {
-    const found = Object.hasOwn(this.graph.names, name) ? this.graph.names[name] : this.names.indexOf(name);
-    if (found < 0) throw new Problem(`This file holds no tensor ${name}.`);
-    return found;
+    const node = Object.hasOwn(this.graph.names, name) ? this.graph.names[name] : this.names.indexOf(name);
+    if (node < 0) throw new Problem(`This file holds no tensor ${name}.`);
+    return node;
   }
 
   /** The labels along an axis of a node, or else its indices. */
@@ -196,16 +196,16 @@ export class FileSource implements Source {
 
   /** The least and the largest finite value of a whole tensor; zero is within. */
   private range(node: number): [number, number] {
-    let found = this.ranges.get(node);
-    if (!found) {
+    let range = this.ranges.get(node);
+    if (!range) {
       let low = 0, high = 0;
       for (const v of this.graph.values(node)) {
         if (v > high && v < Infinity) high = v;
         if (v < low && v > -Infinity) low = v;
       }
-      this.ranges.set(node, (found = [low, high]));
+      this.ranges.set(node, (range = [low, high]));
     }
-    return found;
+    return range;
   }
 
   // ---- the cell to open first
@@ -227,9 +227,9 @@ export class FileSource implements Source {
   }
 
   private start(): string {
-    const asked = this.graph.meta.start ?? "", parts = cellParts(asked);
+    const start = this.graph.meta.start ?? "", parts = cellParts(start);
     if (parts && Object.hasOwn(this.graph.names, parts.name)) {
-      return parts.index.length ? asked : cellName(parts.name, this.striking(parts.name));
+      return parts.index.length ? start : cellName(parts.name, this.striking(parts.name));
     }
     const ids = this.graph.nodes.map((_, i) => i).filter((i) => this.graph.nodes[i].size && this.graph.has(i));
     const named = ids.filter((i) => this.graph.nodes[i].named);

@@ -8,8 +8,8 @@ const famous = (n: GraphNode) => Boolean(n.named) || ["input", "weight", "edited
 /** What computed a tensor's values: moves are followed back, and so is a mask that only replaces some of them. */
 function origin(graph: Graph, node: number): GraphNode {
   const n = graph.nodes[graph.resolve(node, 0)[0]];
-  const kept = Array.isArray(n.plan) && n.plan[0] === "if" ? n.plan.slice(2).find((part) => part[0] === "ref") : null;
-  return kept ? origin(graph, kept[1]) : n;
+  const source = Array.isArray(n.plan) && n.plan[0] === "if" ? n.plan.slice(2).find((part) => part[0] === "ref") : null;
+  return source ? origin(graph, source[1]) : n;
 }
 
 /** The name that leads to a node: its own, or else another one of it. */

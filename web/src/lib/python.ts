@@ -26,17 +26,17 @@ export function opened({ name, path, step }: Model, whole = false): string {
 
 /** The call that records an input, as `pencil.trace` takes it; `written` is what the model wrote after it. */
 export function traced(model: Model, input: Input, written = "", file = PICTURE): string {
-  const given = [opened(model)], text = written ? (input.text ?? "") + written : input.text;
-  const put = (word: string, value: string | number | undefined) => value !== undefined && value !== "" && given.push(`${word}=${typeof value === "number" ? value : quoted(value)}`);
-  if (input.picture) given.push(quoted(file));
-  else if (model.input.source) given.push(quoted(input.source ?? ""));
+  const args = [opened(model)], text = written ? (input.text ?? "") + written : input.text;
+  const put = (word: string, value: string | number | undefined) => value !== undefined && value !== "" && args.push(`${word}=${typeof value === "number" ? value : quoted(value)}`);
+  if (input.picture) args.push(quoted(file));
+  else if (model.input.source) args.push(quoted(input.source ?? ""));
   if (model.output === "picture") {
     put("label", input.label);
     put("prompt", input.text);
     for (const word of ["step", "steps", "guidance", "seed"]) put(word, input.options?.[word]);
   } else if (model.input.picture || model.input.source) put("text", text);
-  else if (text !== undefined) given.push(quoted(text));
-  return `pencil.trace(${given.join(", ")})`;
+  else if (text !== undefined) args.push(quoted(text));
+  return `pencil.trace(${args.join(", ")})`;
 }
 
 /** The lines of the present state and cell; a view adds its own with `more`. With `prompt` without what was written. */
@@ -78,10 +78,10 @@ export function answered(session: Session): string {
   if (state.edits.length || begun || nothing || model.output === "vector") {
     // what `pencil.predict` does not take: edits, how an answer begins, and the vector as the page shows it
     const { picture, options: _options, ...texts } = input;
-    const given = Object.entries(texts).map(([name, value]) => `${quoted(name)}: ${quoted(value)}`);
-    if (picture) given.push(`"picture": "data:image/png;base64," + b64encode(Path(${file}).read_bytes()).decode()`);
-    given.push(`"options": {${Object.entries(options).map(([name, value]) => `${quoted(name)}: ${value}`).join(", ")}}`);
-    lines.push(`session = ${opened(model, true)}`, `given = {${given.join(", ")}}`);
+    const entries = Object.entries(texts).map(([name, value]) => `${quoted(name)}: ${quoted(value)}`);
+    if (picture) entries.push(`"picture": "data:image/png;base64," + b64encode(Path(${file}).read_bytes()).decode()`);
+    entries.push(`"options": {${Object.entries(options).map(([name, value]) => `${quoted(name)}: ${value}`).join(", ")}}`);
+    lines.push(`session = ${opened(model, true)}`, `given = {${entries.join(", ")}}`);
     lines.push(`answer = session.answer({"input": given, "edits": [${state.edits.map(quoted).join(", ")}]})`);
     lines.push(model.output === "picture" ? `print(answer["picture"])  # as a data address` : model.output === "classes" ? `print(answer["classes"][0]["label"])` : `print(answer[${quoted(model.output === "vector" ? "vector" : "text")}])`);
     return program(lines);

@@ -18,14 +18,14 @@ const pause = (milliseconds: number) => new Promise((done) => setTimeout(done, m
 
 /** The secret of the printed address, taken out of the address so that no link shows it; the tab keeps it. */
 function takeSecret(): string {
-  const given = IN_ADDRESS.exec(location.hash);
+  const match = IN_ADDRESS.exec(location.hash);
   try {
-    if (given) sessionStorage.setItem(SECRET, given[1]);
+    if (match) sessionStorage.setItem(SECRET, match[1]);
   } catch {
-    return given?.[1] ?? ""; // a browser that keeps nothing: it stays in the address
+    return match?.[1] ?? ""; // a browser that keeps nothing: it stays in the address
   }
-  if (given) {
-    const rest = location.hash.replace(given[0], "").replace(/^&/, "#");
+  if (match) {
+    const rest = location.hash.replace(match[0], "").replace(/^&/, "#");
     history.replaceState(history.state, "", location.pathname + rest);
   }
   return sessionStorage.getItem(SECRET) ?? "";
@@ -34,9 +34,9 @@ function takeSecret(): string {
 /** Tabs of one browser give each other the secret: one that was opened by a link has a storage of its own. */
 async function ofOtherTabs(): Promise<string> {
   const tabs = new BroadcastChannel(SECRET);
-  const found = new Promise<string>((done) => (tabs.onmessage = ({ data }) => data.secret && done(data.secret)));
+  const answered = new Promise<string>((done) => (tabs.onmessage = ({ data }) => data.secret && done(data.secret)));
   tabs.postMessage({ asks: true });
-  const secret = await Promise.race([found, pause(300).then(() => "")]);
+  const secret = await Promise.race([answered, pause(300).then(() => "")]);
   tabs.close();
   if (secret) sessionStorage.setItem(SECRET, secret);
   return secret;
@@ -75,7 +75,7 @@ export class ServerSource implements Source {
   private readonly page = Math.random().toString(36).slice(2, 12); // by this name the page takes turns with others
   private token = "";
   private command = "pencil explore";
-  private known = ""; // the models, once they were read
+  private modelsJson = ""; // as JSON, once they were read
   private waiting: Promise<void> | null = null; // for a server that has stopped
 
   private constructor(private readonly secret: string, private readonly connection: Connection) {}
@@ -104,7 +104,7 @@ export class ServerSource implements Source {
   async models(): Promise<Model[]> {
     const { models, command } = await this.get<{ models: Model[]; command?: string }>("models");
     this.command = command ?? this.command;
-    this.known = JSON.stringify(models);
+    this.modelsJson = JSON.stringify(models);
     return models;
   }
 
@@ -178,9 +178,9 @@ export class ServerSource implements Source {
   }
 
   private async get<T>(path: string, query: Record<string, string | number | null | undefined> = {}): Promise<T> {
-    const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null);
-    const asked = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
-    const reply = await this.request(`/api/${path}${asked && `?${asked}`}`, {});
+    const entries = Object.entries(query).filter(([, value]) => value !== undefined && value !== null);
+    const words = new URLSearchParams(entries.map(([name, value]) => [name, String(value)])).toString();
+    const reply = await this.request(`/api/${path}${words && `?${words}`}`, {});
     return parsed<T>(await reply.text());
   }
 
@@ -197,18 +197,18 @@ export class ServerSource implements Source {
   private async connect(): Promise<void> {
     const { server } = await (await fetch("/server")).json();
     this.token = `${await tokenFor(this.secret, server)}.${this.page}`;
-    if (!this.known) return;
+    if (!this.modelsJson) return;
     const reply = await fetch("/api/models", { headers: { "X-Pencil-Token": this.token } });
     if (!reply.ok) return; // the request that follows shows why
     const { models } = parsed<{ models: Model[] }>(await reply.text());
-    if (this.known === JSON.stringify(models)) return;
-    this.known = JSON.stringify(models);
+    if (this.modelsJson === JSON.stringify(models)) return;
+    this.modelsJson = JSON.stringify(models);
     this.connection.restarted(models);
   }
 
   /** Wait until a server listens again. */
   private async back(signal?: AbortSignal | null): Promise<void> {
-    if (!this.known) throw new Problem(this.stopped(), true);
+    if (!this.modelsJson) throw new Problem(this.stopped(), true);
     this.waiting ??= this.look().finally(() => (this.waiting = null));
     const aborted = new Promise<never>((_, fail) => signal?.addEventListener("abort", () => fail(signal.reason)));
     await (signal ? Promise.race([this.waiting, aborted]) : this.waiting);
@@ -283,16 +283,16 @@ function refusal(sentence: string, status: number): Problem {
 /** The events of a stream: their name and their data; comments are passed over. */
 export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<{ name: string; data: string }> {
   const reader = body.getReader(), decoder = new TextDecoder();
-  let kept = "";
+  let text = "";
   try {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
       // a carriage return at the end may be half of a line end
-      kept = (kept + decoder.decode(value, { stream: true })).replace(/\r\n/g, "\n");
-      for (let end = kept.indexOf("\n\n"); end >= 0; end = kept.indexOf("\n\n")) {
-        const lines = kept.slice(0, end).split("\n");
-        kept = kept.slice(end + 2);
+      text = (text + decoder.decode(value, { stream: true })).replace(/\r\n/g, "\n");
+      for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
+        const lines = text.slice(0, end).split("\n");
+        text = text.slice(end + 2);
         const of = (field: string) => lines.filter((line) => line.startsWith(`${field}:`)).map((line) => line.slice(field.length + 1).replace(/^ /, ""));
         const data = of("data").join("\n");
         if (data) yield { name: of("event").at(-1) ?? "message", data };

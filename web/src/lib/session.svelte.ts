@@ -94,8 +94,8 @@ export class Session {
    */
   go(change: Change, how: How = "push"): void {
     const { more, ...rest } = change;
-    const kept = Object.entries({ ...this.address.more, ...more }).filter(([, value]) => value !== null) as [string, string][];
-    const next: Address = { ...this.address, ...rest, more: Object.fromEntries(kept) };
+    const entries = Object.entries({ ...this.address.more, ...more }).filter(([, value]) => value !== null) as [string, string][];
+    const next: Address = { ...this.address, ...rest, more: Object.fromEntries(entries) };
     // what is shared is the view one comes from
     if (next.view === SHARE && this.address.view !== SHARE) next.more = { ...next.more, of: this.address.view || this.source.first || "answer" };
     if (next.cell !== this.address.cell) {
@@ -147,18 +147,18 @@ export class Session {
   }
 
   /** A large picture stands in the address as the model sees it, which the answer has: it gives the same answer. */
-  keepSmall(given: Input, seen: Input): void {
-    if (!given.picture || given.picture.length <= LARGE || !seen.picture || this.small.has(given.picture)) return;
-    this.small = new Map([...this.small, [given.picture, seen.picture] as const].slice(-PICTURES));
+  keepSmall(input: Input, seen: Input): void {
+    if (!input.picture || input.picture.length <= LARGE || !seen.picture || this.small.has(input.picture)) return;
+    this.small = new Map([...this.small, [input.picture, seen.picture] as const].slice(-PICTURES));
     this.remember("replaceState");
   }
 
   private remember(method: "pushState" | "replaceState"): void {
     if (method === "pushState") this.depth++;
     const hash = written(this.address, this.small);
-    const kept = { address: $state.snapshot(this.address), hash, trail: $state.snapshot(this.trail), depth: this.depth };
+    const entry = { address: $state.snapshot(this.address), hash, trail: $state.snapshot(this.trail), depth: this.depth };
     // a page inside a notebook has no address of its own; a picture may be too large for the history
-    for (const [state, url] of [[kept, hash], [kept, undefined], [null, hash]] as const) {
+    for (const [state, url] of [[entry, hash], [entry, undefined], [null, hash]] as const) {
       try {
         return history[method](state, "", url);
       } catch {
@@ -167,14 +167,14 @@ export class Session {
     }
   }
 
-  private recall(kept: { address?: Address; hash?: string; trail?: string[]; depth?: number } | null): void {
-    this.depth = kept?.depth ?? 0;
+  private recall(entry: { address?: Address; hash?: string; trail?: string[]; depth?: number } | null): void {
+    this.depth = entry?.depth ?? 0;
     const { hash } = location;
     // the history has the whole picture, and the address a small one
     const first = { ...EMPTY, cell: this.source.shown?.cell ?? "", more: this.source.shown?.more ?? {} };
-    const address = kept?.address && (!hash || hash === kept.hash) ? kept.address : hash ? read(hash) : first;
+    const address = entry?.address && (!hash || hash === entry.hash) ? entry.address : hash ? read(hash) : first;
     this.address = address;
-    this.trail = kept?.trail?.at(-1) === address.cell ? kept!.trail! : address.cell ? [address.cell] : [];
+    this.trail = entry?.trail?.at(-1) === address.cell ? entry!.trail! : address.cell ? [address.cell] : [];
   }
 
   // ---- answers and traces
@@ -240,11 +240,11 @@ export class Session {
     this.traceKept = "";
     this.recording = true;
     this.recordProblem = null;
-    const asked = this.source.record(state, this.watch(stop));
-    this.outlineAsked = asked;
-    asked.then(
+    const recording = this.source.record(state, this.watch(stop));
+    this.outlineAsked = recording;
+    recording.then(
       (outline) => {
-        if (this.outlineAsked !== asked) return;
+        if (this.outlineAsked !== recording) return;
         Object.assign(MEANS, outline.legend);
         this.outline = outline;
         this.traceKept = outline.trace;
@@ -252,14 +252,14 @@ export class Session {
         this.progress = null;
       },
       (error) => {
-        if (this.outlineAsked !== asked) return;
+        if (this.outlineAsked !== recording) return;
         this.outlineAsked = null;
         this.recording = false;
         this.progress = null;
         if (!stop.signal.aborted) this.recordProblem = problem(error);
       },
     );
-    return asked;
+    return recording;
   }
 
   /** Ask something of the present trace; one that is no longer kept is recorded again. */
@@ -277,13 +277,13 @@ export class Session {
   /** A matrix of the present trace; the last ones are kept. */
   async slice(name: string, index: (number | null)[]): Promise<Slice> {
     const { trace } = await this.trace(), key = JSON.stringify([trace, name, index]);
-    let found = this.slices.get(key);
+    let slice = this.slices.get(key);
     this.slices.delete(key); // the one used last is the last to go
-    found ??= this.ask((now) => this.source.slice(now, name, index));
-    this.slices.set(key, found);
+    slice ??= this.ask((now) => this.source.slice(now, name, index));
+    this.slices.set(key, slice);
     if (this.slices.size > SLICES) this.slices.delete(this.slices.keys().next().value!);
-    found.catch(() => this.slices.delete(key));
-    return found;
+    slice.catch(() => this.slices.delete(key));
+    return slice;
   }
 
   /** Ask for the receipt of the present cell. */
@@ -345,13 +345,13 @@ export class Session {
 }
 
 /** An input with what the address leaves out: options alone are of the example; a picture and a source are always needed. */
-function completed(given: Input | null, { example, input: takes }: Model): Input {
-  if (!given) return example;
-  const options = { ...example.options, ...given.options };
-  if (!INPUTS.some((name) => given[name] !== undefined)) return { ...example, options };
-  const found = { ...given };
-  for (const name of ["picture", "source"] as const) if (takes[name] && found[name] === undefined && example[name] !== undefined) found[name] = example[name];
-  return found;
+function completed(input: Input | null, { example, input: takes }: Model): Input {
+  if (!input) return example;
+  const options = { ...example.options, ...input.options };
+  if (!INPUTS.some((name) => input[name] !== undefined)) return { ...example, options };
+  const whole = { ...input };
+  for (const name of ["picture", "source"] as const) if (takes[name] && whole[name] === undefined && example[name] !== undefined) whole[name] = example[name];
+  return whole;
 }
 
 const SHARE = "share"; // the name of the view that shares the others

@@ -4,7 +4,7 @@ type Theme = "system" | "light" | "dark";
 
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
-function kept(name: string): string | null {
+function stored(name: string): string | null {
   try {
     return localStorage.getItem(`pencil.${name}`);
   } catch {
@@ -21,8 +21,8 @@ function keep(name: string, value: string): void {
 }
 
 class Settings {
-  theme = $state<Theme>((kept("theme") as Theme | null) ?? "system");
-  large = $state(kept("large") === "yes");
+  theme = $state<Theme>((stored("theme") as Theme | null) ?? "system");
+  large = $state(stored("large") === "yes");
   private systemDark = $state(DARK.matches);
   dark = $derived(this.theme === "dark" || (this.theme === "system" && this.systemDark));
 

@@ -38,8 +38,8 @@ export const symbolic = (n: GraphNode) =>
 /** What a cell is called in the mathematics: its symbol, and its index without batch and head. */
 export function label(n: GraphNode, index: number[]): string {
   if (!symbolic(n)) return cellOf(n.name, index);
-  const letters = lettersOf(n), kept = index.filter((_, d) => !["B", "h", "g", "1"].includes(letters[d]));
-  return `${n.symbol!.split(" = ")[0]}[${kept.join(",")}]`; // a tensor with two names has two symbols
+  const letters = lettersOf(n), indices = index.filter((_, d) => !["B", "h", "g", "1"].includes(letters[d]));
+  return `${n.symbol!.split(" = ")[0]}[${indices.join(",")}]`; // a tensor with two names has two symbols
 }
 
 export function receipt(graph: Graph, node: number, place: number, digits = 4): Worked {
@@ -79,8 +79,8 @@ export function receipt(graph: Graph, node: number, place: number, digits = 4): 
     ...[...steps.values()].map((step) => `  where ${step.word} = ${bare(step.formula)} = ${formatNumber(step.value, digits)}`),
     `recorded ${formatNumber(recorded, digits)} ${mark(agrees, off, allowed)}`,
   ];
-  const found = { steps: [...steps.values()], terms: [...terms.values()], reworked: value, allowed, agrees, off, masked };
-  return { ...about, ...found, recorded, tree, formula, lines };
+  const reworking = { steps: [...steps.values()], terms: [...terms.values()], reworked: value, allowed, agrees, off, masked };
+  return { ...about, ...reworking, recorded, tree, formula, lines };
 }
 
 export function mark(agrees: boolean, off: number, allowed: number): string {

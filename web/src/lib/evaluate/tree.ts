@@ -4,7 +4,7 @@ import { places, unravel, type Graph, type GraphNode, type Plan } from "./graph"
 import type { Tree } from "./part";
 import { weigh } from "./weigh";
 
-const known = (m: GraphNode) => Boolean(m.named);
+const isNamed = (m: GraphNode) => Boolean(m.named);
 
 /** A number as a plan writes it: whole ones are exact, others were rounded when they were written. */
 function numeral(plan: number | [string, ...any[]]): Tree {
@@ -27,8 +27,8 @@ export function unfolded(graph: Graph, node: number, place: number): Tree | null
     return graph.nodes[from].kind === "edited" ? null : leaf(graph, from, at, 0, true);
   }
   const tree = unfold(graph, n.plan, n, unravel(place, n.shape), place, 0, !reduces(graph, n.plan))[0];
-  const found = n.named ? onlySum(graph, tree) : null;
-  return found ? replaced(tree, found, worked(graph, found)) : tree;
+  const sum = n.named ? onlySum(graph, tree) : null;
+  return sum ? replaced(tree, sum, worked(graph, sum)) : tree;
 }
 
 const LINEAR = ["add", "sub", "mul", "div", "neg", "num", "cell", "made", "picked"];
@@ -48,8 +48,8 @@ function onlySum(graph: Graph, tree: Tree): Tree | null {
 }
 
 /** A named cell that is a sum, as that sum. */
-function worked(graph: Graph, found: Tree): Tree {
-  const [node, place] = graph.resolve(found.node!, found.place!), n = graph.nodes[node];
+function worked(graph: Graph, sum: Tree): Tree {
+  const [node, place] = graph.resolve(sum.node!, sum.place!), n = graph.nodes[node];
   return { op: "made", made: n, of: unfold(graph, n.plan, n, unravel(place, n.shape), place, 1, false)[0] };
 }
 
@@ -75,9 +75,9 @@ function unfold(graph: Graph, plan: Plan, n: GraphNode, index: number[], place: 
   if (head === "ref" || head === "list") {
     const last = graph.nodes[plan[1]].size - 1;
     const row = place * plan[3];
-    const found = head === "ref" ? places(plan as any, index) : Array.from(graph.arrays[plan[2]].slice(row, row + plan[3]));
-    const level = found.length > graph.rules.wide ? graph.rules.depth : depth;
-    return found.map((p) => leaf(graph, plan[1], Math.min(Math.max(p, 0), last), level, whole && found.length === 1));
+    const cells = head === "ref" ? places(plan as any, index) : Array.from(graph.arrays[plan[2]].slice(row, row + plan[3]));
+    const level = cells.length > graph.rules.wide ? graph.rules.depth : depth;
+    return cells.map((p) => leaf(graph, plan[1], Math.min(Math.max(p, 0), last), level, whole && cells.length === 1));
   }
   if (head === "if") {
     const why = at(plan[1], graph.rules.depth, false);
@@ -98,7 +98,7 @@ function unfold(graph: Graph, plan: Plan, n: GraphNode, index: number[], place: 
 
 /** A cell as a value, or, where it has no name, as its own arithmetic: sums too, if it is to be `whole`. */
 function leaf(graph: Graph, node: number, place: number, depth: number, whole: boolean): Tree {
-  [node, place] = graph.resolve(node, place, known);
+  [node, place] = graph.resolve(node, place, isNamed);
   const n = graph.nodes[node];
   const worked = n.plan !== null && n.kind !== "block" && depth < graph.rules.depth;
   const sums = worked && reduces(graph, n.plan);

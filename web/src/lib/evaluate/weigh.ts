@@ -17,9 +17,9 @@ export function weigh(tree: Tree, n: Rounding): Weight {
   }
   if (op === "is" || op === "picked") return weigh(tree.of!, n);
   tree.weighed ??= new Map();
-  let found = tree.weighed.get(n);
-  if (!found) tree.weighed.set(n, (found = weighed(tree, n)));
-  return found;
+  let weight = tree.weighed.get(n);
+  if (!weight) tree.weighed.set(n, (weight = weighed(tree, n)));
+  return weight;
 }
 
 function weighed(tree: Tree, n: Rounding): Weight {

@@ -30,22 +30,22 @@ export class Lights {
   busy = $state(false);
   problem = $state.raw<Problem | null>(null);
   private values: Float32Array = new Float32Array();
-  private asked = "";
+  private question = "";
 
   /** The attention of the present state; the same question is asked once. Without a choice, one for this word. */
   async ask(look: Look | null, word: number, again = false): Promise<void> {
     const question = `${session.key} ${look ? writtenLook(look) : word}`;
-    if (question === this.asked && !again) return;
-    this.asked = question;
+    if (question === this.question && !again) return;
+    this.question = question;
     this.busy = true;
     try {
-      const light = look ? await this.read(look) : await this.begin(word, () => this.asked === question);
-      if (this.asked !== question) return;
+      const light = look ? await this.read(look) : await this.begin(word, () => this.question === question);
+      if (this.question !== question) return;
       this.values = float32s(light.rows);
       this.light = light;
       this.problem = null;
     } catch (error) {
-      if (this.asked !== question) return;
+      if (this.question !== question) return;
       this.light = null;
       this.problem = error instanceof DOMException ? null : problem(error);
     }
@@ -63,8 +63,8 @@ export class Lights {
     const leading = light.leading?.[word];
     if (leading) {
       const one: Look = { how: "head", layer: leading[0], head: leading[1] };
-      const found = await this.read(one).catch(() => null); // a file may hold the mean alone
-      if (found) [look, light] = [one, found];
+      const headLight = await this.read(one).catch(() => null); // a file may hold the mean alone
+      if (headLight) [look, light] = [one, headLight];
     }
     if (present()) this.usual = look;
     return light;
@@ -72,7 +72,7 @@ export class Lights {
 
   /** Forget what belongs to an earlier answer. */
   clear(): void {
-    this.asked = "";
+    this.question = "";
     this.light = this.problem = null;
     this.busy = false;
   }

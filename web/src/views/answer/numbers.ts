@@ -35,10 +35,10 @@ export function spaced(tokens: { text: string }[], text: string | undefined): Sp
   let at = 0;
   return tokens.map(({ text: label }, i) => {
     const word = visible(label), bare = label.replace(/[␣⏎\s]/g, "");
-    const found = text === undefined || !bare ? -1 : text.indexOf(bare, at);
-    const between = found < 0 ? "" : text!.slice(at, found);
-    const near = found >= 0 && !between.trim();
-    if (near) at = found + bare.length;
+    const start = text === undefined || !bare ? -1 : text.indexOf(bare, at);
+    const between = start < 0 ? "" : text!.slice(at, start);
+    const near = start >= 0 && !between.trim();
+    if (near) at = start + bare.length;
     const gap = i > 0 && (/^[␣\s]/.test(label) || (near && /\s/.test(between))) && word !== "␣";
     return { gap, word, breaks: /[⏎\n]/.test(label), special: text !== undefined && bare !== "" && !near };
   });

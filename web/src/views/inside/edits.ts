@@ -9,11 +9,11 @@ export type Address = { name: string; index: (number | null)[] };
 
 /** An address with numbers, or with ":" for a whole axis; null if it is none. */
 export function parsed(cell: string): Address | null {
-  const found = /^([^[\]=]+?)(?:\[([^\]]*)\])?$/.exec(cell.trim());
-  if (!found) return null;
-  const parts = (found[2] ?? "").split(",").map((part) => part.trim()).filter(Boolean);
+  const match = /^([^[\]=]+?)(?:\[([^\]]*)\])?$/.exec(cell.trim());
+  if (!match) return null;
+  const parts = (match[2] ?? "").split(",").map((part) => part.trim()).filter(Boolean);
   const index = parts.map((part) => (part === ":" ? null : Number(part)));
-  return index.some((one) => one !== null && !Number.isInteger(one)) ? null : { name: found[1]!, index };
+  return index.some((one) => one !== null && !Number.isInteger(one)) ? null : { name: match[1]!, index };
 }
 
 export function written({ name, index }: Address): string {
@@ -40,8 +40,8 @@ export function withEdit(edits: string[], where: string, value: string): string[
 /** The vocabulary, where a tensor holds the ids of tokens. */
 export function ofTokens(name: string, outline: Outline | null): string[] | null {
   // an input that was edited has its own name with "before"
-  const given = outline?.tensors.find((one) => one.kind === "input" && [name, `${name}:before`].includes(one.name));
-  return given && /int/.test(given.dtype) && given.shape.length === 2 ? (outline!.labels.V ?? null) : null;
+  const input = outline?.tensors.find((one) => one.kind === "input" && [name, `${name}:before`].includes(one.name));
+  return input && /int/.test(input.dtype) && input.shape.length === 2 ? (outline!.labels.V ?? null) : null;
 }
 
 /** The id of a token that is written as its text, or as its id; null if it is none. */
@@ -50,8 +50,8 @@ export function tokenOf(text: string, vocabulary: string[]): string | null {
   if (/^\d+$/.test(plain) && Number(plain) < vocabulary.length) return String(Number(plain));
   const quoted = /^[“"](.*)[”"]$/.exec(plain)?.[1] ?? text;
   for (const one of [quoted, quoted.replace(/^ /, "␣"), quoted.trim(), `␣${quoted.trim()}`]) {
-    const found = one ? vocabulary.indexOf(one) : -1;
-    if (found >= 0) return String(found);
+    const id = one ? vocabulary.indexOf(one) : -1;
+    if (id >= 0) return String(id);
   }
   return null;
 }
@@ -81,21 +81,21 @@ export function knobs(cell: string, find: (name: string) => Known | undefined, w
   const tensor = at && find(at.name);
   if (!at || !tensor) return [];
   const index = at.index.length === tensor.shape.length ? at.index : tensor.shape.map(() => 0);
-  const found: Knob[] = [{ label: "this number", where: written({ name: at.name, index }), value: null }];
+  const list: Knob[] = [{ label: "this number", where: written({ name: at.name, index }), value: null }];
   const alone = (name: string, axis: number) => written({ name, index: index.slice(0, axis + 1).map((i, d) => (d === axis ? i : null)) });
   const part = at.name.slice(0, at.name.lastIndexOf(".") + 1);
   const head = tensor.axes.indexOf("h");
   // the values of a head are what it adds: with them at 0 the head is off, whichever of its tensors was chosen
-  if (head >= 0 && find(`${part}z`)) found.push({ label: `head ${Number(index[head]) + 1} off`, where: alone(`${part}z`, head), value: "0" });
+  if (head >= 0 && find(`${part}z`)) list.push({ label: `head ${Number(index[head]) + 1} off`, where: alone(`${part}z`, head), value: "0" });
   const [query, key] = tensor.axes.slice(-2).map((letter) => TOKENS.has(letter));
   if (query && key && find(`${part}scores`)) {
     const [q, k] = index.slice(-2) as number[];
     const d = tensor.axes.length - 2;
-    found.push({ label: `mask: ${word(at.name, d, q!)} cannot see ${word(at.name, d + 1, k!)}`, where: `${part}scores[:,:,${q},${k}]`, value: "-inf" });
+    list.push({ label: `mask: ${word(at.name, d, q!)} cannot see ${word(at.name, d + 1, k!)}`, where: `${part}scores[:,:,${q},${k}]`, value: "-inf" });
   } else {
     const token = tensor.axes.findIndex((letter, d) => d > 0 && TOKENS.has(letter));
-    if (token >= 0) found.push({ label: `all of ${word(at.name, token, Number(index[token]))} to 0`, where: alone(at.name, token), value: "0" });
+    if (token >= 0) list.push({ label: `all of ${word(at.name, token, Number(index[token]))} to 0`, where: alone(at.name, token), value: "0" });
   }
-  if (tensor.shape.length > 1) found.push({ label: "the whole tensor to 0", where: at.name, value: "0" });
-  return found;
+  if (tensor.shape.length > 1) list.push({ label: "the whole tensor to 0", where: at.name, value: "0" });
+  return list;
 }

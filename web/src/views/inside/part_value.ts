@@ -1,5 +1,5 @@
 /** A part of a sum in a narrow column: two decimals, more where it is small. */
-export function amount(value: number): string {
+export function partValue(value: number): string {
   if (Number.isNaN(value)) return "nan";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);

@@ -75,10 +75,10 @@ export class Tree {
   }
 
   private async read(id: string): Promise<Part[]> {
-    const known = this.insides.get(id);
-    if (Array.isArray(known)) return known;
+    const inside = this.insides.get(id);
+    if (Array.isArray(inside)) return inside;
     const { whole, turn } = this;
-    if (!whole || known === "wait") return [];
+    if (!whole || inside === "wait") return [];
     this.insides.set(id, "wait");
     try {
       const { parts } = await this.ask(whole.cell, whole.against, id);
