@@ -22,6 +22,7 @@ from pencil.families.explore_profile import Control
 KEY = "0123456789abcdef"
 COMMAND = 'pencil explore "runs/a"'
 PAGES = itertools.count()
+HANG_SECONDS = 300  # until a test that hangs fails; a busy machine changes nothing
 EXAMPLE = Path(pencil.__file__).parent / "explore" / "example"
 PICTURE = {"height": 7, "width": 5, "channels": 3}
 
@@ -75,7 +76,7 @@ class Pretended:
         for step in range(self.stepwise):
             self.begun.set()
             on_event("token", {"text": f"word\n{step}"})
-            self.steps.acquire(timeout=20)
+            self.steps.acquire(timeout=HANG_SECONDS)
             if stopped():
                 self.was_stopped = True
                 break
@@ -157,7 +158,7 @@ class Served:
         )
 
     def connection(self):
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_SECONDS)
 
     def send(self, connection, method, path, body=None, token="own", host=None, **headers):
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
@@ -243,7 +244,7 @@ def running(*sessions, debug, port, secret):
         for one in explorer.sessions.values():  # a job that still waits for the test
             if isinstance(one, Pretended):
                 one.steps.release(100)
-        thread.join(30)
+        thread.join(HANG_SECONDS)
         explorer.jobs.close()
         found.close()
         assert not thread.is_alive()

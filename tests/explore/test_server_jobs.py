@@ -4,13 +4,11 @@ import asyncio
 import threading
 
 import pytest
-from served import KEY, Pretended, serving, state
+from served import HANG_SECONDS, KEY, Pretended, serving, state
 
 from pencil.explore import server as module
 from pencil.explore.jobs import MOST_WAITING, Cancelled, Job, Jobs, Lane
 from pencil.explore.requests import Refused
-
-WAIT = 20  # seconds until a test that hangs fails
 
 
 @pytest.fixture
@@ -33,7 +31,7 @@ class Told:
 
     @property
     def last(self):
-        assert self.ended.wait(WAIT)
+        assert self.ended.wait(HANG_SECONDS)
         return self.events[-1]
 
 
@@ -43,10 +41,10 @@ def held(jobs, client="x"):
 
     def work(job):
         begun.set()
-        assert free.wait(WAIT)
+        assert free.wait(HANG_SECONDS)
 
     jobs.add(Job(client, work, told))
-    assert begun.wait(WAIT)
+    assert begun.wait(HANG_SECONDS)
     return free, told
 
 
@@ -104,7 +102,7 @@ def test_a_running_job_stops_where_it_asks(jobs):
 
     job = Job("a", work, told)
     jobs.add(job)
-    assert begun.wait(WAIT)
+    assert begun.wait(HANG_SECONDS)
     jobs.cancel(job)
     assert told.last[0] == "failed"
     assert [event for event, _ in told.events] == ["failed"]
@@ -122,7 +120,7 @@ def test_a_loop_of_the_library_stops_too(jobs):
 
     job = Job("a", work, told)
     jobs.add(job)
-    assert begun.wait(WAIT)
+    assert begun.wait(HANG_SECONDS)
     jobs.cancel(job)
     assert isinstance(told.last[1], Cancelled)
 
@@ -154,7 +152,7 @@ def test_quick_jobs_run_between_the_steps_of_a_long_one_and_never_beside_it(jobs
             order.append(f"step {step}")
             begun.set()
             if step == 0:
-                assert stepped.wait(WAIT)
+                assert stepped.wait(HANG_SECONDS)
             inside.remove("long")
             job.stopped()
 
@@ -165,7 +163,7 @@ def test_quick_jobs_run_between_the_steps_of_a_long_one_and_never_beside_it(jobs
         inside.remove(name)
 
     jobs.add(Job("a", long, told))
-    assert begun.wait(WAIT)
+    assert begun.wait(HANG_SECONDS)
     ends = [Told(), Told()]
     for name, end in zip(("receipt", "slice"), ends, strict=True):
         jobs.add(Job("a", lambda job, name=name: quick(job, name), end, quick=True))
@@ -205,7 +203,7 @@ def test_closing_ends_everything():
             pass
 
     jobs.add(Job("a", work, told))
-    assert begun.wait(WAIT)
+    assert begun.wait(HANG_SECONDS)
     jobs.add(Job("b", lambda job: None, waiting))
     jobs.close()
     for one in (told, waiting):
@@ -219,9 +217,9 @@ def test_ctrl_c_stops_a_generation_at_its_next_step(monkeypatch):
     session = Pretended()
     session.stepwise = 1000
     with serving(session) as served, served.stream("/api/answer", state()) as events:
-        assert session.begun.wait(WAIT)
+        assert session.begun.wait(HANG_SECONDS)
         served.server.should_exit = True
-        assert served.explorer.jobs.stopping.wait(WAIT)
+        assert served.explorer.jobs.stopping.wait(HANG_SECONDS)
         session.steps.release(1000)
         *_, (name, data) = events
         assert (name, data["error"]) == ("error", "the server was stopped: start it again")
@@ -268,7 +266,7 @@ def test_a_plain_request_is_cancelled_too():
     with serving(session) as served:
         connection = served.connection()
         served.send(connection, "POST", "/api/answer", state())
-        assert session.begun.wait(WAIT)
+        assert session.begun.wait(HANG_SECONDS)
         connection.close()
         until_stopped(session)
         assert session.was_stopped
@@ -289,7 +287,7 @@ def test_a_receipt_does_not_wait_for_a_generation():
             lane = served.explorer.jobs._lanes[True]
             assert any(lane.jobs or threading.Event().wait(0.01) for _ in range(2000))  # it waits for the next step
             session.steps.release()
-            other.join(WAIT)
+            other.join(HANG_SECONDS)
             assert replies[0]["thread"] == "pencil-quick"
             assert not session.ended.is_set()
             session.steps.release(2)

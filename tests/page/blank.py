@@ -19,7 +19,7 @@ def blank_page(
     color_scheme: str = "light",
     reduced_motion: str = "no-preference",
     permissions: Sequence[str] = (),
-    seconds: float = 20,
+    seconds: float = 60,
 ) -> Iterator[tuple[Any, list[str]]]:
     """An empty page, and the addresses it asks for; `console` gets its messages and errors.
 

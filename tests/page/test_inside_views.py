@@ -335,13 +335,15 @@ def test_a_token_is_set_by_its_text_or_its_id(browser, texts):
         page.wait_for_selector(".first .link")  # the edited trace is there
         assert page.inner_text(".edit span").startswith(f"token 4 is “{words[at]}”")
         page.fill("form input", "9999")
-        assert f"a whole number from 0 to {len(words) - 1}." in page.inner_text(".knobs [role=alert]")
+        page.locator(".knobs [role=alert]", has_text=f"a whole number from 0 to {len(words) - 1}.").wait_for()
         assert page.locator("text=Set this token").is_disabled()
     with opened(browser, texts, address("change", edit="tokens[0,3]=9999"), refused=True) as page:
         # a refusal would be the same again, so the sentence stands alone: of the comparison, then of the recording
         said = f"tokens[0,3] is the id of a token: give a whole number from 0 to {len(words) - 1}, not 9999"
-        assert page.inner_text(".knobs [role=alert]").strip() == said
+        alone = page.locator(".knobs").get_by_text(said, exact=True)
+        alone.wait_for()
         page.wait_for_function("() => pencil.session.recordProblem")
+        alone.wait_for()
         assert page.inner_text(".knobs [role=alert]").strip() == said
 
 
@@ -372,7 +374,7 @@ def test_a_number_a_mask_and_an_input_are_set_from_a_cell(browser, texts):
 def test_an_edit_that_is_refused_can_be_taken_back_and_is_never_called_a_change(browser, texts):
     edit = "blocks.0.attn.z[:,99]=0"  # of a head that is not there
     with opened(browser, texts, address("change", edit=edit), refused=True) as page:
-        assert "blocks.0.attn.z" in page.inner_text(".knobs [role=alert]")
+        page.locator(".knobs [role=alert]", has_text="blocks.0.attn.z").wait_for()
         page.locator(".edits", has_text="Refused, so the model is not changed").wait_for()
         page.get_by_role("link", name="Heads").click()
         page.locator(".edited", has_text="Refused, the model is not changed: block 1 · head 100 off").wait_for()

@@ -457,8 +457,8 @@ def test_a_server_that_stopped_is_said_and_waited_for(browser):
         page.wait_for_selector("#receipt h3")
         replies["GET receipt"] = None  # no answer at all
         page.click("td[data-r='2'][data-c='4']")
-        page.wait_for_selector("main [role=alert]")
-        assert "has stopped; start it again with: pencil explore runs/a" in page.inner_text("main [role=alert]")
+        stopped = "has stopped; start it again with: pencil explore runs/a"
+        page.locator("main [role=alert]", has_text=stopped).wait_for()
         replies["GET receipt"] = server.receipt
         page.locator("#receipt h3 code", has_text="x[2,4]").wait_for()  # without a click
         page.wait_for_selector("main [role=alert]", state="detached")

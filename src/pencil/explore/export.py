@@ -128,7 +128,7 @@ def _views(
     views: dict[str, Any] = {
         "model": {**about, "path": path, "example": input, "examples": examples},
         "answer": answer,
-        "outline": {"map": module_map(trace.recording.model, all_tensors(trace))},
+        "outline": {"map": module_map(trace.traced_model.model, all_tensors(trace))},
         "attention": attention(session, state.key),
         "light": {},
         "contributions": {},
