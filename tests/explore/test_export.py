@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from json_shapes import ANSWER, ATTENTION, CONTRIBUTIONS, LIGHT, MODEL, check
 from small_runs import FIRST, write_run
 
 from pencil.config import UserError
@@ -14,7 +15,6 @@ from pencil.explore.outline import outline as outline_of
 from pencil.explore.session import Session
 from pencil.tracing.graph import Graph
 from pencil.tracing.trace_base import TraceBase
-from shapes import ANSWER, ATTENTION, CONTRIBUTIONS, LIGHT, MODEL, check
 
 SOME = [name if name in ("vit", "captioner", "dit") else pytest.param(name, marks=pytest.mark.long) for name in FIRST]
 

@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from shapes import (
+from json_shapes import (
     ANSWER,
     ATTENTION,
     CHANGED,
@@ -21,6 +20,7 @@ from shapes import (
     SLICE,
     check,
 )  # fmt: skip
+from PIL import Image
 from small_runs import FIRST, RUNS, write_run
 
 from conftest import call

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from shapes import CHOSEN, check
+from json_shapes import CHOSEN, check
 
 from pencil.explore.answers import bars, drawing, largest, ranked, sampling_of
 from pencil.inference.sampling import Sampling, choose, probabilities
