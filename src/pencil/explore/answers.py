@@ -434,7 +434,7 @@ def _draw(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
     return {"picture": frames[-1]["picture"], "frames": frames, "notes": shown}
 
 
-def _clean(process: Process, x: Tensor, predicted: Tensor, t: float) -> Tensor:
+def _clean(process: Process, x: Tensor, predicted: Tensor, t: Any) -> Tensor:
     """The clean picture that a prediction at time t implies."""
     predicted, _ = split_variance(predicted, x.shape[1])
     return x - t * predicted if isinstance(process, RectifiedFlow) else process.split(x, predicted, t)[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import UserError
 from ..core.probe import Probe, declared, symbols
@@ -61,7 +61,7 @@ class EditedModel:
     see the later ones.
     """
 
-    def __init__(self, model: nn.Module, edits: Sequence[Edit]):
+    def __init__(self, model: Any, edits: Sequence[Edit]):
         self.model, self.edits = model, edits
         self.applied: set[int] = set()
         self.shapes: dict[str, tuple[int, ...]] = {}
