@@ -31,12 +31,11 @@ SOURCES = ["src/pencil/train/*.py", "src/pencil/train/*/*.py", "src/pencil/infer
 TESTS = ["tests/train", "tests/inference", "tests/api", "tests/families", "tests/processes/test_training.py",
          *(f"tests/cli/test_{name}.py" for name in (
              "verbs", "dit_verbs", "image_verbs", "text_verbs", "latent_verbs", "options", "bad_input"))]  # fmt: skip
-# shapes are checked in what is mutated; checking them everywhere makes each child import for seconds
-OPTIONS = "-p no:xdist --strict-markers --jaxtyping-packages=pencil.train,pencil.inference,typechecker.checked"
+OPTIONS = "-p no:xdist --strict-markers"  # tests/conftest.py has the shapes checked where they are written
 PRELOAD = ("torch", "torch._dynamo", "pytest", "hypothesis", "beartype", "jaxtyping", "numpy", "PIL.Image", "rich.progress",
            "cyclopts", "safetensors.torch", "tokenizers", "matplotlib.figure", "matplotlib.backends.backend_agg",
            "xlsxwriter", "anyio", "coverage")  # fmt: skip
-QUICK = 4.0  # seconds of CPU time: the tests that are tried first
+QUICK_SECONDS = 4.0  # of CPU time: the tests that are tried first
 
 
 class Fate(NamedTuple):
@@ -63,7 +62,7 @@ class Hunt:
     def job(self, mutant: Mutant) -> Job:
         tests = self.covering.tests(mutant.file, mutant.lines) or self.covering.tests(mutant.file, mutant.statement)
         spent, quick = 0.0, 0
-        while quick < len(tests) and (spent := spent + self.covering.cost[tests[quick]]) <= QUICK:
+        while quick < len(tests) and (spent := spent + self.covering.cost[tests[quick]]) <= QUICK_SECONDS:
             quick += 1
         # of the rest all tests of a file together, so that what they share is made once
         later = sorted(tests[max(1, quick) :], key=lambda nodeid: nodeid.partition("::")[0])

@@ -11,11 +11,11 @@ import torch
 
 from conftest import unchecked
 from pencil.bench import JOBS
+from pencil.bench.decode import fit_exponent
 from pencil.bench.equality import bound, compare, relative_error
 from pencil.bench.page import EMPTY, write_page
 from pencil.bench.peers import Peers
 from pencil.bench.plan import Plan
-from pencil.bench.scan import fit_exponent
 from pencil.bench.timing import Contender, run_case
 from pencil.config import UserError
 from pencil.cost.devices import Device, Workload
@@ -206,7 +206,7 @@ def test_the_exponent_of_exact_powers(power):
 
 @pytest.mark.long
 def test_a_scan_ends_with_the_exponents(bench, monkeypatch):
-    monkeypatch.setattr("pencil.bench.scan.VALUES", {"depth": ([1, 2, 4], [])})
+    monkeypatch.setattr("pencil.bench.decode.VALUES", {"depth": ([1, 2, 4], [])})
     result, shown = bench(*"decode --scan depth --quick --repeat 1 --device cpu".split())
     assert [row["value"] for row in result["rows"]] == [1, 2, 4]
     # 12·D² weights a block, and the keys and values of its tokens; the table and the norms do not grow

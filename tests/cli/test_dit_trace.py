@@ -12,8 +12,7 @@ from commands import is_png
 from pencil.api.loading import load
 from pencil.data.tokenizers.tokenizer import learn
 from pencil.families import create
-from pencil.inference.diffusion import GaussianDiffusion, linear
-from pencil.inference.diffusion_sampling import classifier_free_guidance, sample_steps
+from pencil.inference.diffusion import GaussianDiffusion, classifier_free_guidance, linear, sample_steps
 from pencil.models.dit import DiTConfig
 from pencil.runs.run import Run
 from pencil.tracing.trace import read

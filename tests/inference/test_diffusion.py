@@ -18,12 +18,14 @@ from pencil.inference.diffusion import (
     MAX_TIMESTEP,
     GaussianDiffusion,
     RectifiedFlow,
+    classifier_free_guidance,
     cosine,
     linear,
     log_likelihood,
     make_process,
+    sample_steps,
+    sample_with_scheduler,
 )
-from pencil.inference.diffusion_sampling import classifier_free_guidance, sample_steps, sample_with_scheduler
 
 PREDICTED = {"eps": "epsilon", "x0": "sample", "v": "v_prediction"}
 BETAS = {

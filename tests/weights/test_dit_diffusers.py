@@ -6,8 +6,7 @@ import torch
 from both_ways import both_ways, check_refused
 from pencil.config import UserError
 from pencil.families import create
-from pencil.inference.diffusion import make_process
-from pencil.inference.diffusion_sampling import sample_steps, split_variance
+from pencil.inference.diffusion import make_process, sample_steps, split_variance
 from pencil.models.dit import DiTConfig
 from pencil.weights.dit import DIT, FLOW, USUAL, describe_schedule, schedule_settings, sinusoids
 from pencil.weights.maps import Source, load, read, write

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.attention import attend
 from ..core.masks import Seen, causal, full, padding, prefix, window
 from ..core.probe import Probe
-from .equality import Equality, bound, compare, full_precision, relative_error
+from .equality import Equality, bound, compare, matmul_precision, relative_error
 from .plan import Plan, Row
 from .timing import OURS, Contender, run_case
 
@@ -75,7 +75,7 @@ def _errors(seen: Seen, plan: Plan) -> dict[str, float]:
         z = attend(q, k, v, seen, None, None, 0.0, *probe)
         return [z, *torch.autograd.grad(z, (q, k, v), base[3].to(dtype))]
 
-    with full_precision():
+    with matmul_precision("highest"):
         exact = results(torch.float64, Probe())
         dtypes = {torch.float32, plan.dtype}
         return {

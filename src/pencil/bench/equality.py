@@ -42,10 +42,10 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """Products of float32 matrices in float32, not in TF32."""
+def matmul_precision(precision: str) -> Iterator[None]:
+    """How products of float32 matrices are computed: "highest" in float32; "high", as the trainer does, in TF32."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
@@ -58,5 +58,5 @@ def compare(
 ) -> Equality:
     """The outputs of two calls in this dtype."""
     name = str(dtype).removeprefix("torch.")
-    with full_precision():
+    with matmul_precision("highest"):
         return Equality({name: relative_error(ours(), theirs())}, {name: bound(dtype, width, depth)})

@@ -1,16 +1,21 @@
-"""Models to be measured: random weights, none of them zero, so that every part of a model changes its output."""
+"""Models to be measured: random weights, none of them zero, and another library's model with the same weights."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..config import UserError
 from ..cost.count import count
 from ..cost.devices import Workload, workloads
 from ..cost.memory import train_memory
 from ..families.family import Family
+from .equality import Equality, compare
 from .plan import Plan
+from .timing import OURS, Contender
+
+Ask = Callable[..., Tensor]  # (model, *inputs) to its output
 
 
 def make(record: Family, config: Any, device: torch.device) -> Any:
@@ -32,12 +37,58 @@ def work_of(record: Family, config: Any, batch: int, plan: Plan, length: int | N
     return workloads(record.cost, config, counts, memory, batch, length, dtype, "adamw")
 
 
-@contextmanager
-def fast_products() -> Iterator[None]:
-    """TF32 for float32 products on CUDA, as the trainer has it."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def call_ours(model: Any, *inputs: Tensor) -> Tensor:
+    return model(*inputs)
+
+
+class Pair:
+    """Our model and another library's with the same weights, compared on the inputs; ours alone where that has none.
+
+    `ask` calls the other library's model.
+    """
+
+    def __init__(
+        self, plan: Plan, ours: Any, peer: str, maker: Callable[[Any], Any], ask: Ask, inputs: tuple[Tensor, ...]
+    ):
+        self.plan, self.ours, self.config, self.inputs = plan, ours, ours.config, inputs
+        self.models: dict[str, tuple[Any, Ask]] = {OURS: (ours, call_ours)}
+        self.equality: Equality | None = None
+        try:
+            theirs = maker(ours)
+        except UserError as error:
+            plan.notify(f"{peer} is left out: {error}")
+            theirs = None
+        if theirs is not None:
+            self.models[peer] = theirs, ask
+        self._compare(torch.float32)
+
+    @property
+    def theirs(self) -> dict[str, Any]:
+        """The other library's model, by its name, if there is one."""
+        return {who: model for who, (model, _) in self.models.items() if who != OURS}
+
+    def _compare(self, dtype: torch.dtype) -> None:
+        inputs = [x.to(dtype) if x.is_floating_point() else x for x in self.inputs]
+        for theirs, ask in list(self.models.values())[1:]:
+            same = compare(
+                lambda: self.ours(*inputs),
+                lambda theirs=theirs, ask=ask: ask(theirs, *inputs),
+                dtype,
+                self.config.width,
+                self.config.depth,
+            )
+            self.equality = same if self.equality is None else self.equality | same
+
+    def to_inference_dtype(self) -> None:
+        """Both in the dtype of inference, and compared in it too."""
+        if self.plan.dtype != torch.float32:
+            for model, _ in self.models.values():
+                model.to(self.plan.dtype)
+            self._compare(self.plan.dtype)
+
+    def contenders(self, call_of: Callable[[Any, Ask], Callable[[], object]]) -> list[Contender]:
+        """Both models, timed by what `call_of` makes of a model and of how it is called."""
+        return [
+            Contender(who, call_of(model, ask), [model], None if who == OURS else self.equality)
+            for who, (model, ask) in self.models.items()
+        ]

@@ -9,18 +9,17 @@ from typing import Any
 import torch
 
 from .. import __version__
-from . import attention, decode, dit, sample, train, vit
+from . import attention, decode, images, train
 from .plan import Plan, Row
-from .scan import scan
 
-RUNS = {module.JOB: module.run for module in (train, decode, vit, dit, sample, attention)}
+RUNS = {module.JOB: module.run for module in (train, decode, attention)} | images.RUNS
 
 
 def rows_of(job: str, plan: Plan, scanned: str | None = None) -> Iterator[Row]:
     """The rows of a job, as they are measured."""
     # a case of another batch or rule is another compilation of the same functions
     with torch._dynamo.config.patch(recompile_limit=64):
-        yield from scan(plan, scanned) if scanned else RUNS[job](plan)
+        yield from decode.scan(plan, scanned) if scanned else RUNS[job](plan)
     torch.compiler.reset()
     if plan.cuda:
         torch.cuda.empty_cache()

@@ -1,6 +1,6 @@
 """train: optimizer updates of a GPT, by Pencil's trainer and by nanoGPT's loop or one of transformers' model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -11,13 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import UserError
 from ..cost.devices import Workload
 from ..families.gpt import FAMILY
 from ..train.loop.trainer import Trainer
 from ..train.settings import TrainConfig
-from .equality import compare
-from .models import fast_products, work_of
+from .equality import matmul_precision
+from .models import Ask, Pair, work_of
 from .plan import Plan, Row
 from .timing import OURS, Contender, run_case
 
@@ -38,7 +37,7 @@ def run(plan: Plan) -> Iterator[Row]:
     text = np.random.default_rng(0).integers(0, config.vocab, TOKENS, dtype=np.int32)
     settings = TrainConfig(steps=10**6, batch=batch, optimizer="adamw", lr=6e-4, beta2=0.95, device=str(plan.device))
     trainer = _trainer(config, text, settings)
-    with fast_products() if plan.cuda else nullcontext():
+    with matmul_precision("high") if plan.cuda else nullcontext():
         one = work_of(FAMILY, config, batch, plan)["train_step"]
         work = Workload(UPDATES * one.flops, UPDATES * one.bytes, UPDATES * one.tokens)
         ours = Contender(OURS, partial(_updates, trainer), [trainer.model])
@@ -65,29 +64,20 @@ def _updates(trainer: Any) -> None:
 
 def _peers(plan: Plan, trainer: Any, text: np.ndarray, settings: TrainConfig) -> Iterator[Contender]:
     ours, c = trainer.model.eval(), trainer.model.config
-    given = torch.randint(c.vocab, (2, c.context), device=plan.device)
+    inputs = torch.randint(c.vocab, (2, c.context), device=plan.device)
     for name, maker, ask in (
-        ("nanoGPT", plan.peers.nanogpt, lambda model, x, y: model(x, y)[0]),
-        ("transformers", plan.peers.transformers_gpt, lambda model, x, y: model(input_ids=x).logits),
+        ("nanoGPT", plan.peers.nanogpt, lambda model, x: model(x, x)[0]),  # without targets it has only the last logits
+        ("transformers", plan.peers.transformers_gpt, lambda model, x: model(input_ids=x).logits),
     ):
-        try:
-            theirs = maker(ours)
-        except UserError as error:
-            plan.notify(f"{name} is left out: {error}")
-            continue
-        if theirs is None:
-            continue
-        same = compare(lambda: ours(given), partial(ask, theirs, given, given), torch.float32, c.width, c.depth)
-        loop = _Loop(plan, theirs, ask, text, settings, c)
-        yield Contender(name, loop, [theirs], same)
+        pair = Pair(plan, ours, name, maker, ask, (inputs,))
+        for theirs in pair.theirs.values():
+            yield Contender(name, _Loop(plan, theirs, ask, text, settings, c), [theirs], pair.equality)
 
 
 class _Loop:
     """Updates as nanoGPT's train.py makes them: random windows, autocast, clipped gradients, AdamW."""
 
-    def __init__(
-        self, plan: Plan, model: Any, ask: Callable[..., Tensor], text: np.ndarray, settings: TrainConfig, c: Any
-    ):
+    def __init__(self, plan: Plan, model: Any, ask: Ask, text: np.ndarray, settings: TrainConfig, c: Any):
         self.plan, self.model, self.text, self.settings, self.context = plan, model, text, settings, c.context
         decayed = [p for p in model.parameters() if p.ndim >= 2]
         plain = [p for p in model.parameters() if p.ndim < 2]
@@ -100,7 +90,7 @@ class _Loop:
         self.random = np.random.default_rng(1)
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.ask(x, y).flatten(0, 1), y.flatten())
+        return F.cross_entropy(self.ask(x).flatten(0, 1), y.flatten())
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         starts = self.random.integers(0, len(self.text) - self.context, self.settings.batch)

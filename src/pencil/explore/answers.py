@@ -17,8 +17,14 @@ from ..families.explore_inputs import data_address
 from ..families.explore_profile import ExploreProfile, Prompt
 from ..families.reader import embed_texts, settings_of
 from ..inference.autoencoder import autoencoder_of, has_latents
-from ..inference.diffusion import Process, RectifiedFlow
-from ..inference.diffusion_sampling import classifier_free_guidance, draw_noise, sample_steps, split_variance
+from ..inference.diffusion import (
+    Process,
+    RectifiedFlow,
+    classifier_free_guidance,
+    draw_noise,
+    sample_steps,
+    split_variance,
+)
 from ..inference.generation import Generation
 from ..inference.image_sampling import decoder_of, process_of
 from ..inference.sampling import Candidates, Sampling, candidates, probabilities

@@ -18,7 +18,7 @@ from ..cost.profile import CostProfile, mean_square
 from ..data.images.loading import EMBEDDED
 from ..files import read_json, write_all
 from ..inference.autoencoder import Autoencoder, autoencoder_for, has_latents
-from ..inference.diffusion_sampling import check_sampler
+from ..inference.diffusion import check_sampler
 from ..inference.image_sampling import decoder_of, process_of, sample_images
 from ..inference.text_batches import end_token, pad, shorten, token_label
 from ..models.dit import PRESETS, DiT, DiTConfig, groupings

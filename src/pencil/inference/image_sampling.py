@@ -15,8 +15,7 @@ from ..models.output import check_finite
 from ..progress import duration, pollable
 from .autoencoder import Autoencoder, to_bytes
 from .captured import Captured
-from .diffusion import Process, make_process
-from .diffusion_sampling import classifier_free_guidance, draw_noise, sample_steps
+from .diffusion import Process, classifier_free_guidance, draw_noise, make_process, sample_steps
 
 MAX_SEED = 2**43 - 1  # a row's own seed is a million times as large, and torch's have 63 bits
 STARTING = 2  # steps that are slower than the others: the model's call is compiled in the first, captured in the second

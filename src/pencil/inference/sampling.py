@@ -17,6 +17,17 @@ from ..config import UserError
 NOT_FINITE = -2  # in place of a token, where the logits are NaN or infinite
 
 
+# the least and the largest value of each setting, in the order in which they are checked
+LIMITS = {
+    "temperature": (0, 1e6),
+    "top_k": (1, math.inf),
+    "top_p": (1e-9, 1),
+    "seed": (0, math.inf),
+    "min_p": (0, 1),
+    "repetition_penalty": (1e-9, 1e6),
+}
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is sampled: repetition penalty, temperature, top-k, top-p, min-p; temperature 0 is greedy."""
@@ -29,18 +40,11 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self):
-        def within(name: str, low: float, high: float) -> None:
+        for name, (low, high) in LIMITS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 upper = "" if high == math.inf else f" and at most {high:g}"
                 raise UserError(f"{name.replace('_', '-')} must be at least {low:g}{upper}, not {value}")
-
-        within("temperature", 0, 1e6)
-        within("top_k", 1, math.inf)
-        within("top_p", 1e-9, 1)
-        within("seed", 0, math.inf)
-        within("min_p", 0, 1)
-        within("repetition_penalty", 1e-9, 1e6)
 
 
 class Candidates(NamedTuple):

@@ -29,8 +29,7 @@ from ...data.tokenizers.tokenizer import Tokenizer
 from ...device import pick_device
 from ...files import write_all
 from ...inference.autoencoder import Autoencoder, autoencoder_of
-from ...inference.diffusion import RectifiedFlow
-from ...inference.diffusion_sampling import split_variance
+from ...inference.diffusion import RectifiedFlow, split_variance
 from ...inference.image_sampling import decoder_of, process_of, sample_images
 from ...inference.text_batches import end_token, pad
 from ...models.parts import normalize
