@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 STALLED = 120  # seconds without CPU time, after which a child hangs
 LOOK_EVERY = 10  # seconds
 BROKEN = 70  # the exit status of a child that could not run its tests
-LEFT_BEHIND = shutil.ignore_patterns(".*", "__pycache__", "runs", "build", "dist")
+OUTPUTS = {"runs", "build", "dist"}  # folders of the project that are not copied; src/pencil has a package `runs`
 
 
 class Result(NamedTuple):
@@ -45,9 +45,13 @@ def preload(names: Iterable[str]) -> None:
 
 
 def copy_project(root: Path, folder: Path, bytecode: bool = False) -> Path:
-    """A copy without hidden files; its compiled files, too, if they may be reused."""
-    ignore = shutil.ignore_patterns(".*") if bytecode else LEFT_BEHIND
-    shutil.copytree(root, folder, ignore=ignore, symlinks=True)
+    """A copy without hidden files and outputs; with its compiled files if they may be reused."""
+    unwanted = shutil.ignore_patterns(".*", *([] if bytecode else ["__pycache__"]))
+
+    def ignored(place: str, names: list[str]) -> set[str]:
+        return unwanted(place, names) | (OUTPUTS & set(names) if Path(place) == root else set())
+
+    shutil.copytree(root, folder, ignore=ignored, symlinks=True)
     return folder
 
 

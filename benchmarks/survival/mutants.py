@@ -5,6 +5,16 @@
 
 A mutant is a small fault (mutation.py), put into a copy of the sources; only tests that cover its line run, the quickest
 first. One that every test passes survives: it is listed, unless survivors.toml accepts it, with a reason.
+
+Why this is not mutmut, which has the same parts (a server that forks, a limit of CPU time, tests chosen for each
+mutant). Version 3.8.1 was tried on inference/sampling.py alone with tests/inference/test_choosing.py. It leaves out
+every decorated function but static and class methods: of the sources below 82 of 634 functions, with 428 of 3,919
+statements, among them all under `torch.no_grad` and all properties. It made 302 mutants of the file where this makes
+117, and 80 of them stand in the one method that is mostly the sentence of a refusal, whose prose no test has to repeat.
+It chooses tests for a function, not for a line. It has no sample by a seed, and a survivor is accepted only by a comment
+in the source. On a machine that others kept busy it copied the sources for 47 s and had not come to its first mutant
+after 500 s. cosmic-ray 8.7.0 starts one test command anew for every mutant, which imports torch each time, and does
+not choose tests by what they cover.
 """
 
 import argparse

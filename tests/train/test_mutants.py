@@ -117,6 +117,18 @@ def test_a_seed_chooses_the_same_mutants_again(mutation, tmp_path):
     assert len(set(chosen)) == 7
 
 
+def test_a_copy_has_every_package_and_no_outputs(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    from forked_tests import copy_project
+
+    for name in ("src/toy/runs/run.py", "runs/one/weights.bin", "build/lib.py", ".git/HEAD", "src/__pycache__/a.pyc"):
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    copy = copy_project(tmp_path / "project", tmp_path / "copy")
+    assert [path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()] == ["src/toy/runs/run.py"]
+
+
 def hunt(*words, cwd=None):
     done = subprocess.run([sys.executable, str(SCRIPT), *map(str, words)], capture_output=True, text=True, cwd=cwd)
     assert done.returncode in (0, 1), done.stdout[-2000:] + done.stderr[-2000:]
