@@ -17,8 +17,7 @@ import torch
 
 from pencil.bench.decode import as_llama
 from pencil.families.gpt import FAMILY
-from pencil.inference.cuda_kernel import NoKernel
-from pencil.inference.persistent import PersistentStep
+from pencil.inference.persistent import NoKernel, PersistentStep
 from pencil.models.gpt import GPT
 
 CACHED = 200  # tokens in the cache of every sequence

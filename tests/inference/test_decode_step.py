@@ -90,15 +90,15 @@ def test_static_shapes_generate_the_same(name, net, given):
     assert not places or places == [k.data_ptr() for both in kept.cache.memory.layers for k in both]
 
 
-@pytest.mark.parametrize("behind", [1, 8])
 @pytest.mark.parametrize("slide", [False, True])
 @pytest.mark.parametrize(
     "how", [Sampling(0), Sampling(1.1, top_p=0.9, repetition_penalty=1.4, seed=2)], ids=["greedy", "sampled"]
 )
-def test_tokens_read_behind_are_the_same(net, behind, slide, how):
+def test_tokens_read_behind_are_the_same(net, slide, how):
     prompts = [[5, 3, 8], [1], [2, 4, 6, 8, 10, 12, 14]]
     plain = grow(net, prompts, 45, how, slide=slide, end=11)
-    assert grow(net, prompts, 45, how, behind, slide=slide, end=11, capture=True) == plain
+    for behind in (1, 8):
+        assert grow(net, prompts, 45, how, behind, slide=slide, end=11, capture=True) == plain
 
 
 class Speller(torch.nn.Module):
