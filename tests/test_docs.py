@@ -62,7 +62,7 @@ def commands(page: Path, before: str = "") -> list[tuple[str, str | None]]:
     """The commands of a page, and what a transcript shows after each."""
     found: list[tuple[str, str | None]] = []
     for language, text in blocks(page):
-        if language in ("python", "csv", "toml", "diff"):
+        if language in ("python", "csv", "toml", "diff", "text"):
             continue
         shown: list[str] | None = None
         for line in text.splitlines():

@@ -29,18 +29,21 @@ PAGE = ROOT / "docs" / "guides" / "extend.md"
 DRIVER = """
 import json, sys
 from pencil.cli.main import main
-from pencil.explore.session import Subject
+from pencil.explore.attention_views import attention, light
+from pencil.explore.cells import contributions, receipt
+from pencil.explore.outline import outline
+from pencil.explore.session import Session
 
 def explore(run):
     '''The views of the page, which the verb would serve until it is stopped.'''
-    subject = Subject.open(run)
-    state = {"model": subject.id, "input": subject.about()["example"], "edits": []}
-    subject.answer(state)
-    subject.record(state)
-    key = subject.key(state)
-    start = subject.outline(key)["start"]
-    assert subject.receipt(key, start)["agrees"]
-    subject.attention(key), subject.light(key), subject.contributions(key, start)
+    session = Session.open(run)
+    state = {"model": session.id, "input": session.about()["example"], "edits": []}
+    session.answer(state)
+    session.record(state)
+    key = session.state(state).key
+    start = outline(session, key)["start"]
+    assert receipt(session, key, start)["agrees"]
+    attention(session, key), light(session, key), contributions(session, key, start)
 
 for code, *words in json.loads(sys.argv[1]):
     print("$", *words, flush=True)

@@ -48,7 +48,7 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(built):
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == {name.removeprefix("src/") for name in _tracked("src/pencil")}
     assert {
-        "pencil/data/digits.gz",
+        "pencil/data/images/digits.gz",
         "pencil/page/app.css",
         "pencil/examples/walks/004.toml",
         "pencil/py.typed",

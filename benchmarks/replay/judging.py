@@ -56,7 +56,10 @@ def check_card(run: Path) -> None:
     found = re.search(r"are those of step (\d+)", card)
     if not found or found[1] != facts["step"]:
         raise Failed(f"the card of {run} is of step {found and found[1]}, the weights of step {facts['step']}")
-    rows = dict(re.findall(r"^\| (\w+) \| ([\d.,-]+)", card, re.M))
+    measures = re.search(
+        r"^\| measure on held-out data \|.*\n((?:\|.*\n)+)", card, re.M
+    )  # below it, a table of classes
+    rows = dict(re.findall(r"^\| (\w+) \| ([\d.,-]+)", measures[1] if measures else "", re.M))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     measured = next((one for one in reversed(lines) if one["step"] == int(facts["step"]) and "val_loss" in one), None)
     if measured is None and rows:

@@ -46,7 +46,7 @@ NAMED = {
 def test_every_question_is_solvable_and_every_mistake_has_its_hint(half):
     names = list(KATAS)[half * 14 : None if half else 14]
     few = [] if half else ["--few", *list(KATAS)[14:]]
-    words = [sys.executable, HERE / "solving.py", *names, *few]
+    words = [sys.executable, HERE / "helpers" / "solving.py", *names, *few]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
@@ -60,7 +60,7 @@ def test_every_question_is_solvable_and_every_mistake_has_its_hint(half):
 @pytest.mark.parametrize("half", [0, 1])
 def test_every_answer_stands_in_the_receipts_of_every_seed(half):
     names = list(KATAS)[half * 14 : None if half else 14]
-    words = [sys.executable, HERE / "solving.py", "--all", *names]
+    words = [sys.executable, HERE / "helpers" / "solving.py", "--all", *names]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -80,7 +80,7 @@ def test_a_bias_or_another_mask_is_never_left_to_a_kernel():
 
 
 def graphs(backend, names):
-    script = Path(__file__).parents[1] / "static_steps.py"
+    script = Path(__file__).parents[1] / "helpers" / "static_steps.py"
     done = subprocess.run([sys.executable, script, backend, *names], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
