@@ -22,6 +22,13 @@ class UserError(ValueError):
     """A mistake the user can fix: one sentence that names the file, the value and the fix."""
 
 
+def refuse(*cases: tuple[object, str]) -> None:
+    """Refuse the first of these cases that is so; each is a condition and its sentence."""
+    for applies, sentence in cases:
+        if applies:
+            raise UserError(sentence)
+
+
 LISTED_CHOICES = 16  # choices that an error names one by one
 EPOCHS = ("epoch", "epochs", "n_epochs", "num_epochs", "num_train_epochs", "max_epochs")
 # settings as other libraries call them, by their name here

@@ -110,7 +110,7 @@ def test_where_it_has_no_effect_or_is_none_it_is_refused(fails, notes, wide):
 
 def test_a_dit_crops_and_its_classifier_reads_as_it_does(type_in, light, wide, tmp_path, monkeypatch):
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("pencil.api.judge.TRAINING", dict(steps=2, eval_every=2, warmup=1))
+    monkeypatch.setattr("pencil.api.evaluate.CLASSIFIER_TRAINING", dict(steps=2, eval_every=2, warmup=1))
     monkeypatch.setattr("pencil.train.tasks.diffusion.SAMPLES", 4)
     monkeypatch.setattr("pencil.train.tasks.diffusion.STEPS", 2)
     shown = type_in("train", "dit", "--data", wide, "--size", 16, *SMALL, "--out", "a")

@@ -11,9 +11,8 @@ from cyclopts import Parameter
 from .. import files
 from ..bench import JOBS, TAKES
 from ..config import UserError, check_output, nearest
-from ..console import Console
+from ..console import Console, note
 from .screens.bench_rows import show_machine, show_row
-from .screens.terminal import note
 
 if TYPE_CHECKING:
     from ..bench.plan import Plan

@@ -1,22 +1,19 @@
 """cost: what a model costs, on one device or on several."""
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ..config import UserError
-from ..console import Console, visible
+from ..config import UserError, fitted
 from .presets import Model, find_model, settings_of, title_of
-from .screens.cost_report import CostReport, as_json, make_report, show
 from .train import Settings
 
 if TYPE_CHECKING:
     import torch
 
     from ..cost.devices import Device
-    from ..families.family import Family
+    from .screens.cost_report import CostReport
 
 # the training settings that a cost depends on
 TRAINING = ("accumulate", "optimizer", "recompute", "sync", "ema", "freeze")
@@ -35,7 +32,7 @@ def cost(
     parallel: str | None = None,
     bandwidth: float | None = None,
     measure: Annotated[bool, Parameter(negative=())] = False,
-    json_output: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Show what a model costs: parameters, FLOPs, memory, and the least time on a device.
 
@@ -64,28 +61,27 @@ def cost(
         8, and 50 to other machines.
     measure
         Measure this machine's rates, and time the model on it where it fits.
-    json_output
+    as_json
         Print the report as JSON, in bytes, FLOPs and seconds.
     """
     what, sections = settings_of("cost", (what, *settings), ("model", "train"))
-    changes = sections["model"]
     _check_sizes(batch, context, dtype)
     _check_several(gpus, parallel, bandwidth, measure)
-    record, config, usual_training = find_model(what, changes)
+    record, config, usual_training = find_model(what, sections["model"])
     from ..cost.devices import DEVICES
     from ..cost.devices import device as find_device
     from ..device import pick_device
+    from .screens import cost_report as screen
 
     named = find_device(device) if device else None
     place = pick_device("auto") if measure else None
-    requested = _training(sections["train"], parallel or "auto")
-    training = {**usual_training, **requested}
+    training = _training(sections["train"], parallel or "auto")
     usual_dtype = "fp32" if place is not None and place.type != "cuda" else "bf16"
-    report = make_report(
-        title_of(what, config, changes),
+    report = screen.make_report(
+        title_of(what, config, sections["model"]),
         record,
         config,
-        training,
+        {**usual_training, **training},
         context,
         batch,
         DTYPES[dtype.lower()] if dtype else usual_dtype,
@@ -93,45 +89,26 @@ def cost(
         sharded=parallel == "fsdp",
     )
     if gpus is not None:
-        from .screens.cost_scaling import scaling_json, show_scaling, up_to
-
-        on, bytes_per_second = named or find_device("h200"), bandwidth and 1e9 * bandwidth
-        freeze = training.get("freeze")
-        scales = up_to(gpus, parallel or "ddp", requested, report, record, freeze, on, bytes_per_second)
-        if json_output:
-            _print_json(scaling_json(report, scales, on))
-        else:
-            show_scaling(_console(), report, scales, gpus, on, bandwidth)
+        screen.print_scaling(
+            report, gpus, parallel or "ddp", training, named or find_device("h200"), bandwidth, as_json
+        )
         return 0
-    devices, measured = [named] if named else list(DEVICES.values()), None
-    if place is not None:
-        here, measured = _measure(report, record, place, context)
-        devices = [here, *([named] if named else [])]
-    if json_output:
-        _print_json(as_json(report, devices, measured))
-    else:
-        show(_console(), report, devices, measured)
+    here, seconds = (None, None) if place is None else _measure(report, place, context)
+    others = [named] if named else [] if here else list(DEVICES.values())
+    screen.print_report(report, [*([here] if here else []), *others], seconds, as_json)
     return 0
 
 
-def _console() -> Console:
-    return Console(soft_wrap=True, highlight=False)
-
-
-def _print_json(table: Mapping[str, Any]) -> None:
-    print(visible(json.dumps(table, ensure_ascii=False)))
-
-
 def _measure(
-    report: CostReport, record: "Family", place: "torch.device", context: int | None
+    report: "CostReport", place: "torch.device", context: int | None
 ) -> "tuple[Device, dict[str, float | str]]":
     """This machine as a device, and the seconds of each workload on it."""
     from ..cost.measure import local_device, measure
 
     here = local_device(place, report.dtype)
     times = measure(
-        record.create,
-        report.profile,
+        report.record.create,
+        report.record.cost,
         report.config,
         report.batch,
         context,
@@ -171,7 +148,6 @@ def _check_several(gpus: int | None, parallel: str | None, bandwidth: float | No
 
 def _training(words: Mapping[str, str], parallel: str) -> dict[str, Any]:
     """The training settings of the command line, as their types; those that cost nothing are refused."""
-    from ..config import fitted
     from ..train.settings import TrainConfig
 
     values = fitted(TrainConfig, words, "train.")

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..console import Console
-from .screens.terminal import note, program
+from ..console import Console, note
+from .screens.terminal import program
 from .train import train_to_end
 
 if TYPE_CHECKING:

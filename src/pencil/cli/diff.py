@@ -6,9 +6,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ..config import UserError
+from ..console import note
 from .dispatch import reporting_misfits
 from .parsing import significant_digits
-from .screens.terminal import note, result_console
+from .screens.terminal import result_console
 
 
 def diff(

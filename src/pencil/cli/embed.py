@@ -11,8 +11,9 @@ from cyclopts import Parameter
 
 from .. import files
 from ..config import UserError, check_output, expand_path
+from ..console import note
 from .names import check_run
-from .screens.terminal import note, progress_bar, read_input, read_text
+from .screens.terminal import progress_bar, read_input, read_text
 
 
 def embed(

@@ -2,18 +2,13 @@
 
 import json
 import math
-import re
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from ..config import UserError, build
-from ..console import shortened, visible
-from ..files import check_inside
+from ..console import note, shortened, visible
 from .names import check_run
-from .screens.terminal import note
 
 DTYPE_HELP = (
     "float32, bfloat16 or float16; int8 rounds the matrices and computes in bfloat16 on CUDA, elsewhere in float32; "
@@ -55,42 +50,10 @@ def evaluate(
         Folder for the figures; by default eval/ in the run's folder, or eval-NAME/ for other data.
     """
     check_run(run)
-    from ..api.judge import trained_classifier
-    from ..api.loading import load_model, open_run
-    from ..api.run_data import amount, task_of, task_on
-    from ..device import pick_device
-    from ..families import family
-    from ..models.output import check_finite
-    from ..train.loop.report import shown_progress
-    from ..train.settings import TrainConfig
+    from ..api.evaluate import evaluate_run
     from ..train.tasks.metrics import CLASS_FIGURES, class_table, describe_accuracy
 
-    opened = open_run(run)
-    if out is not None and out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; --out is the folder for the figures")
-    model = load_model(opened, pick_device(device), dtype)
-    check_finite(model.named_parameters())
-    record, config = family(opened.family), build(TrainConfig, {**opened.config["train"], "batch": 32}, "train.")
-    if data is None:
-        task, other = task_of(opened, config, notify=note), False
-    else:
-        task, other = task_on(opened, config, data, note)
-    if out is not None and not getattr(task, "figures", True):
-        raise UserError(f"--out has no effect on {opened.path}, whose evaluation draws no figures: leave it out")
-    folder = out or opened.path / (f"eval-{_file_name(data)}" if other and data else "eval")
-    if out is None:
-        check_inside(folder, opened.path)
-    if other:
-        for line in getattr(task.data, "notes", ()):
-            note(line)
-        note(f"Evaluating on {data}: {amount(task)}.")
-        if config.class_weights == "balanced" or config.balanced_batches:
-            note(f"val_loss weighs the classes of {data} alike: their balance follows from the training data.")
-    with shown_progress("evaluating"):
-        if other or record.evaluate is None:
-            metrics, files = task.report(model, folder)
-        else:
-            metrics, files = record.evaluate(task, model, folder, partial(trained_classifier, notify=note))
+    task, metrics, files = evaluate_run(run, data, device, dtype, out, note)
     if as_json:
         print(json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}))
     else:
@@ -104,8 +67,3 @@ def evaluate(
     for line in [*skipped, *explained, *getattr(task, "notes", ()), *map(str, files)]:
         note(line)
     return 0
-
-
-def _file_name(data: str) -> str:
-    """The name of data as the name of a folder."""
-    return re.sub(r"[^\w.-]+", "-", Path(data).name or "input").strip("-.") or "input"

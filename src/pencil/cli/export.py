@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from ..console import note
 from .names import check_run
-from .screens.terminal import note
 
 
 def export(

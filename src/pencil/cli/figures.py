@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from ..config import UserError, expand_path
-from .screens.terminal import note
+from ..console import note
 
 
 def figures(

@@ -9,8 +9,7 @@ from rich import box
 from rich.table import Table
 
 from ..config import UserError
-from ..console import Console
-from .screens.terminal import note
+from ..console import Console, note
 
 
 def import_weights(

@@ -4,18 +4,17 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from ..config import UserError
 from ..console import note
-from ..learn.katas.progress import Record as Kept
+from ..learn.katas import KATAS, kata, sheets
+from ..learn.katas import page as sections
+from ..learn.katas.progress import Record
 from .screens.exercise import Screen, ask
 from .screens.kata_sheets import PLAIN, SHEET, Printing, grade, printed, printed_page
-
-if TYPE_CHECKING:
-    from ..learn.katas.progress import Outcome
 
 app = App(name="kata", version_flags=())
 app.command(grade)
@@ -53,10 +52,8 @@ def exercise(
     topic
         Only exercises of this topic; --list shows the topics.
     """
-    from ..learn.katas import kata
-
-    given = {"a name": names or None, "--page": page, "--list": every, "--new": new, "--seed": seed, "--topic": topic}
-    _fit_together(given | printing.options())
+    options = {"a name": names or None, "--page": page, "--list": every, "--new": new, "--seed": seed, "--topic": topic}
+    _fit_together(options | printing.options())
     for name in names:
         kata(name)
     if seed is not None and seed < 0:
@@ -67,7 +64,7 @@ def exercise(
         return printed_page(page, seed, new, printing)
     if len(names) > 1:
         raise UserError(f"several exercises ({', '.join(names)}) make a worksheet: add --print and their number")
-    record = Record()
+    record = Record(note, lambda: now())
     if every:
         return _list(topic, record)
     if page is not None:
@@ -80,7 +77,9 @@ def exercise(
     screen = Screen()
     outcome, _ = ask(kata(chosen).make(seed), screen)
     record.add(chosen, outcome)
-    record.show_next(chosen, outcome, screen)
+    if outcome is not None:
+        when = "today, with fresh numbers" if record.when(chosen) == "due" else record.when(chosen)
+        screen.write(f"{chosen} comes back {when}. Next: pencil kata", "dim")
     return 0
 
 
@@ -112,22 +111,7 @@ def _fit_together(values: dict[str, object]) -> None:
 # ---- progress
 
 
-class Record(Kept):
-    """The learner's progress in a terminal."""
-
-    def __init__(self):
-        super().__init__(note, lambda: now())
-
-    def show_next(self, name: str, outcome: "Outcome | None", screen: Screen) -> None:
-        if outcome is not None:
-            when = self.when(name)
-            when = "today, with fresh numbers" if when == "due" else when
-            screen.write(f"{name} comes back {when}. Next: pencil kata", "dim")
-
-
 def _names(topic: str | None) -> list[str]:
-    from ..learn.katas import KATAS, sheets
-
     wanted = None if topic is None else sheets.topic(topic)
     return [name for name, kata in KATAS.items() if wanted in (None, kata.topic)]
 
@@ -147,9 +131,6 @@ def _next(topic: str | None, record: Record) -> str | None:
 
 def _page(name: str, seed: int | None, record: Record) -> int:
     """All exercises of a page, one after the other."""
-    from ..learn.katas import KATAS
-    from ..learn.katas import page as sections
-
     screen, done = Screen(), Counter()
     page = [
         (section if not i else None, question)
@@ -174,8 +155,6 @@ def _page(name: str, seed: int | None, record: Record) -> int:
 
 def _list(topic: str | None, record: Record) -> int:
     """All exercises by topic, with the learner's progress."""
-    from ..learn.katas import KATAS
-
     screen, last = Screen(), None
     names = _names(topic)
     wide = max(map(len, names))

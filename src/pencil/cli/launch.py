@@ -20,7 +20,7 @@ from typing import Any
 
 from ..collectives.processes import LOOPBACK, RANK0_REPORT_SECONDS, RankError, World, launch_folder, world
 from ..config import UserError
-from .screens.terminal import note
+from ..console import note
 
 OPTION = "--processes"
 RESTARTS = 1000  # a training that comes no further is given up long before

@@ -9,6 +9,7 @@ from cyclopts import App, CycloptsError, Group
 from .. import __version__
 from ..collectives.processes import OtherRankFailed, world
 from ..config import UserError
+from ..console import note
 from . import (
     bench,
     check,
@@ -37,7 +38,7 @@ from .before_torch import check_training
 from .dispatch import HELP, dispatch, missing, named_family, run_family, trace_family
 from .launch import Several, end_after_another, enter, launch, leave, say_failure, say_unexpected
 from .parsing import PARAMETERS, sentence
-from .screens.terminal import note, use_utf8
+from .screens.terminal import use_utf8
 
 START, USE, INSIDE, LEARN, OTHER = (
     Group(name, sort_key=i)

@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..config import UserError
-from ..console import Console, visible
+from ..console import Console, note, visible
 from .presets import Model, find_model, model_settings, title_of
-from .screens.terminal import note
 from .train import Settings
 
 if TYPE_CHECKING:

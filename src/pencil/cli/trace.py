@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ..config import UserError, check_output
+from ..config import UserError, check_output, refuse
+from ..console import note
 from .dispatch import TRACE_FILE
 from .parsing import significant_digits
-from .screens.terminal import note, progress_bar, result_console
+from .screens.terminal import result_console
 
 if TYPE_CHECKING:
     from ..families.family import Family
-    from ..tracing.trace_base import TraceBase
 
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 Edits = Annotated[
@@ -196,21 +196,21 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
         query: Query = None,
         out: Out = None,
     ) -> int:
-        outputs = _Outputs(html, xlsx, png, out, of or [], query)
-        outputs.check()
+        check_files(html, xlsx, png, out, of, query)
         opened = open_trace(what, record, options, edit)
-        part = outputs.part_of(opened)
-        if html:
-            _write_page(part, html, _title(what, options, opened), _about(what))
-        if xlsx:
-            _write_sheet(open_trace(what, record, options, edit, double=True), xlsx, outputs.of)
-        if png:
-            _write_picture(opened, png, outputs.of, query)
-        if out:
-            _write_trace(part, out)
-        if not outputs.any_file:
-            from ..tracing.show import names
+        from ..tracing.show import names
+        from .screens import trace_files
 
+        part = trace_files.part_of(opened, of, whole=not (html or out))
+        if html:
+            trace_files.write_page(part, html, what, options)
+        if xlsx:
+            trace_files.write_sheet(open_trace(what, record, options, edit, double=True), xlsx, of)
+        if png:
+            trace_files.write_picture(opened, png, of, query)
+        if out:
+            trace_files.write_trace(part, out)
+        if not (html or xlsx or png or out):
             names(opened, result_console())
         return 0
 
@@ -218,74 +218,22 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
     return command
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """The files that `trace` writes, and what of the trace goes into them."""
-
-    html: Path | None
-    xlsx: Path | None
-    png: Path | None
-    out: Path | None
-    of: list[str]
-    query: str | None
-
-    @property
-    def any_file(self) -> bool:
-        return any((self.html, self.xlsx, self.png, self.out))
-
-    def check(self) -> None:
-        """Refuse files that cannot be written and options that choose of a file which is not."""
-        check_output("--html", self.html, ".html", ".htm")
-        check_output("--xlsx", self.xlsx, ".xlsx")
-        check_output("--png", self.png, ".png")
-        check_output("--out", self.out, TRACE_FILE)
-        if self.query and self.png is None:
-            raise UserError("--query chooses what --png draws: give --png too")
-        if self.of and not self.any_file:
-            raise UserError("--of chooses what --html, --xlsx, --png or --out writes: give one of them too")
-        if self.png and len(self.of) > 1:
-            raise UserError("--png draws one tensor: give --of once")
-
-    def part_of(self, opened: "TraceBase") -> "TraceBase":
-        """Of a trace, what a page and a trace file have: all of it, or the tensors that --of names."""
-        if not self.of:
-            return opened
-        from ..tracing.part import extract
-
-        part = extract(opened, self.of)[0] if self.html or self.out else opened
-        part.alone = "they are of the whole model, and --of chose a part"
-        return part
-
-
-def _write_page(part: "TraceBase", path: Path, title: str, about: str) -> None:
-    from ..tracing import html as page
-
-    with progress_bar(str(path)) as progress:
-        size = page.write(part, path, title, about, warn=note, progress=progress)
-    note(f"{path}: {size / 1e6:.2f} MB")
-
-
-def _write_sheet(opened: "TraceBase", path: Path, of: list[str]) -> None:
-    from ..tracing import xlsx as sheet
-
-    with progress_bar(str(path)) as progress:
-        sheet.write(opened, path, of, progress)
-    note(str(path))
-
-
-def _write_picture(opened: "TraceBase", path: Path, of: list[str], query: str | None) -> None:
-    from ..files import write_aside
-    from ..tracing import picture
-
-    write_aside(path, picture.attention(opened, of[0] if of else None, query))
-    note(str(path))
-
-
-def _write_trace(part: "TraceBase", path: Path) -> None:
-    from ..tracing.file import write
-
-    write(part, path)
-    note(str(path))
+def check_files(
+    html: Path | None, xlsx: Path | None, png: Path | None, out: Path | None, of: list[str] | None, query: str | None
+) -> None:
+    """Refuse files that cannot be written and options that choose of a file which is not."""
+    check_output("--html", html, ".html", ".htm")
+    check_output("--xlsx", xlsx, ".xlsx")
+    check_output("--png", png, ".png")
+    check_output("--out", out, TRACE_FILE)
+    refuse(
+        (query and png is None, "--query chooses what --png draws: give --png too"),
+        (
+            of and not (html or xlsx or png or out),
+            "--of chooses what --html, --xlsx, --png or --out writes: give one of them too",
+        ),
+        (png and len(of or ()) > 1, "--png draws one tensor: give --of once"),
+    )
 
 
 def show_command(record: "Family | None") -> Callable[..., int]:
@@ -311,22 +259,6 @@ def show_command(record: "Family | None") -> Callable[..., int]:
 
     command.__doc__ = _help_of(show)
     return command
-
-
-def _title(what: str, options: Any, opened: "TraceBase") -> str:
-    name = what.removeprefix("example:") if what.startswith("example:") else Path(what).name
-    text = getattr(options, "given", None)
-    read = opened.facts.get("moment") if text is None else Path(text).name if Path(text).suffix else text
-    title = name if read is None else f"{name}: {read}"
-    return title.encode(errors="replace").decode()  # a name of a file may be no UTF-8
-
-
-def _about(what: str) -> str:
-    """The description of a worked example."""
-    from ..learn.worked.examples import EXAMPLES
-
-    made = EXAMPLES.get(what.removeprefix("example:"))
-    return f"{(made.__doc__ or '').strip()} Choose a number, and its arithmetic unfolds." if made else ""
 
 
 def open_trace(what: str, record: "Family | None", options: Any, edits: list[str] | None, double: bool = False) -> Any:

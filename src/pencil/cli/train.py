@@ -10,8 +10,9 @@ from cyclopts import Parameter
 
 from ..collectives.processes import only_rank0_prints, world
 from ..config import UserError, overrides
+from ..console import note
 from .launch import began, leave, start_several
-from .screens.terminal import note, program
+from .screens.terminal import program
 from .suggestions import option_meant, setting_meant, undotted_words
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from ..config import UserError
-from ..console import visible
+from ..console import note, visible
 from .names import check_run
-from .screens.terminal import note, result_console
+from .screens.terminal import result_console
 
 NAMED_FILES = 10  # files in one sentence
 

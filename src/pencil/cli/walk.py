@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from ..config import UserError, check_output
-from ..console import visible
+from ..console import note, visible
 from .dispatch import reporting_misfits, trace_family
 from .parsing import PARAMETERS, option_of, sentence
-from .screens.exercise import Screen
-from .screens.terminal import note
-from .screens.walk import everything, stroll
 from .trace import Edits, open_trace, trace_options
 
 if TYPE_CHECKING:
@@ -102,6 +99,8 @@ def _known(document: str) -> None:
 
 def _walk(document: str, html: Path | None, run: "Source | None") -> int:
     from ..learn.walks import walk
+    from .screens.exercise import Screen
+    from .screens.walk import everything, stroll
 
     check_output("--html", html, ".html", ".htm")
     found = walk(document, run)

@@ -1,32 +1,28 @@
 """What `pencil bench` shows: the machine, and each contender's rate with what it is compared with."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
+from ...bench.page import percent, spread, threads_of
 from ...console import Console, visible
 
-if TYPE_CHECKING:
-    from ...bench.plan import Row
+Row = Mapping[str, Any]  # as in bench.plan
 
 SHOWN_STARTUP_SECONDS = 0.05  # a shorter start-up is not shown
 SHARES = {"mfu": "MFU", "bandwidth_share": "bandwidth"}
 
 
 def show_machine(console: Console, where: Mapping[str, Any]) -> None:
-    from ...bench.page import threads_of
-
     threads = "" if where["kind"] == "cuda" else f", {threads_of(where)}"
     console.print(Text(f"{visible(where['device'])}{threads}, {where['dtype']}, torch {where['torch']}", "bold"))
     rates = f"{where['matmul_flops'] / 1e12:,.3g} TFLOP/s, {where['copy_bytes'] / 1e9:,.4g} GB/s"
     console.print(Text(f"{rates}: a matrix product and a copy", "dim"))
 
 
-def show_row(console: Console, row: "Row", first: bool) -> None:
+def show_row(console: Console, row: Row, first: bool) -> None:
     """One contender of a case: its rate, and below it what it is compared with."""
-    from ...bench.page import percent, spread
-
     if first:
         console.print(Text(f"\n{row['job']}: {row['case']}", "bold"))
     console.print(f"  {row['who']}: {spread(row)}", markup=False)
@@ -44,7 +40,7 @@ def show_row(console: Console, row: "Row", first: bool) -> None:
         console.print(Text(f"    {line}", "dim" if row.get("equal") is not False else "bold red"))
 
 
-def _verdict(row: "Row") -> str:
+def _verdict(row: Row) -> str:
     """Whether the outputs are equal to ours, and how much faster ours is."""
     if "errors" not in row:
         return ""
@@ -57,7 +53,7 @@ def _verdict(row: "Row") -> str:
     return f"{faster}outputs equal ({worst}){same}"
 
 
-def _exponents(row: "Row") -> str:
+def _exponents(row: Row) -> str:
     """How time and memory grow with the size that was scanned."""
     names = {"seconds": "time", "memory_bytes": "memory"}
     exponents = row.get("exponents", {})

@@ -1,22 +1,32 @@
-"""The report of `pencil cost`: sections of rows, each a name, a value and its formula; and the same as JSON."""
+"""What `pencil cost` prints: sections of rows, each a name, a value and its formula; the same as JSON.
 
-from collections.abc import Mapping, Sequence
+With `--gpus` it is the memory and the communication of one device among several, and a table up to 1,024.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
 from ...console import Console, visible
-
-if TYPE_CHECKING:
-    from ...cost.count import Counts
-    from ...cost.devices import Device, Workload
-    from ...cost.memory import ActivationMemory, TrainMemory
-    from ...cost.profile import CostProfile
-    from ...families.family import Family
+from ...cost.count import Counts, count
+from ...cost.devices import Device, Workload, workloads
+from ...cost.memory import ActivationMemory, TrainMemory, kv_cache, kv_sharing, train_memory
+from ...cost.parallel import Plan, sent, units_of
+from ...cost.profile import on_meta
+from ...cost.scaling import COMPUTE, MACHINE, NETWORK, Scale, table
+from ...device import sync_of
+from ...families.family import Family
+from ...train.frozen import frozen_model
 
 Row = tuple[str, str, str]
 NO_ACTIVATIONS = "activation memory is not estimated for this family"
+NAMES = {"train_step": "train step", "forward": "forward", "prefill": "prefill", "decode": "decode step"}
+TITLES = {"ddp": "DDP", "fsdp": "FSDP2"}
+OPTIMIZERS = {"muon": "Muon and AdamW", "adamw": "AdamW"}
+WIDTHS = (6, 10, 12, 12, 11, 9, 9, 11)  # of the columns of the table of devices
 
 
 @dataclass(frozen=True)
@@ -24,19 +34,19 @@ class CostReport:
     """What a model costs at one size."""
 
     name: str
-    family: str
+    record: Family
+    build: Callable[[Any], Any]  # the model of a config, with what is frozen in it
     config: Any
     batch: int
     dtype: str
     optimizer: str
     ema: bool
     recompute: bool  # whether a train step recomputes the activations of blocks
-    profile: "CostProfile"
-    counts: "Counts"
+    counts: Counts
     tokens: int  # of the whole batch
-    memory: "TrainMemory"
+    memory: TrainMemory
     kv_caches: Mapping[str, tuple[int, int]]  # by how query heads share them: KV heads, and bytes
-    workloads: Mapping[str, "Workload"]
+    workloads: Mapping[str, Workload]
     notes: Sequence[str] = ()
 
     @property
@@ -86,7 +96,7 @@ class CostReport:
 
 def make_report(
     name: str,
-    record: "Family",
+    record: Family,
     config: Any,
     settings: Mapping[str, Any],
     context: int | None,
@@ -96,10 +106,6 @@ def make_report(
     sharded: bool = False,
 ) -> CostReport:
     """What the model costs with this text length, batch size and precision."""
-    from ...cost.count import count
-    from ...cost.devices import workloads
-    from ...cost.memory import kv_cache, kv_sharing, train_memory
-
     profile, notes = record.cost, []
     if profile.takes_length and context is not None and context > config.context:
         notes.append(
@@ -108,12 +114,8 @@ def make_report(
         )
         config = replace(config, **{key: context for key in ("context", "source_context") if hasattr(config, key)})
     freeze, recompute = settings.get("freeze"), settings.get("recompute") == "blocks"
-    if freeze:
-        from ...train.frozen import frozen_model
-
-        counts = count(frozen_model(record.create, freeze), profile, config, context, short=False)
-    else:
-        counts = count(record.create, profile, config, context)
+    build = frozen_model(record.create, freeze) if freeze else record.create
+    counts = count(build, profile, config, context, short=not freeze)
     tokens, optimizer = profile.tokens(config, context), settings.get("optimizer", "muon")
     memory = train_memory(profile, config, counts, batch, context, dtype, cuda, sharded)
     shared = kv_sharing(config) if profile.decodes else {}
@@ -122,14 +124,14 @@ def make_report(
     ema = bool(settings.get("ema"))
     return CostReport(
         name,
-        record.name,
+        record,
+        build,
         config,
         batch,
         dtype,
         optimizer,
         ema,
         recompute,
-        profile,
         counts,
         batch * tokens,
         memory,
@@ -139,17 +141,21 @@ def make_report(
     )
 
 
-def show(
-    console: Console, report: CostReport, devices: "Sequence[Device]", measured: Mapping[str, float | str] | None
+def print_report(
+    report: CostReport, devices: Sequence[Device], measured: Mapping[str, float | str] | None, as_json: bool
 ) -> None:
     """Print the report; with more than two devices, a table of them."""
-    title = f": {report.family}, {report.parameters:,} parameters, {report.dtype}"
+    if as_json:
+        print(visible(json.dumps(report_as_json(report, devices, measured), ensure_ascii=False)))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    title = f": {report.record.name}, {report.parameters:,} parameters, {report.dtype}"
     console.print(Text.assemble((visible(report.name, one_line=True), "bold"), title))
     for line in _symbols(report):
         console.print(Text(line, "dim"))
     for note in report.notes:
         console.print(Text(f"note: {note}", "yellow"))
-    formulas = report.profile.parameter_formulas(report.config)
+    formulas = report.record.cost.parameter_formulas(report.config)
     rows = [(name, f"{count:,}", formulas.get(name, "")) for name, count in report.counts.parameters.items()]
     trained = [("trained: P_trained", f"{report.trained:,}", "the others are frozen")]
     frozen = report.trained < report.parameters
@@ -199,7 +205,7 @@ def _symbols(report: CostReport) -> list[str]:
 
 
 def _flops(report: CostReport) -> list[Row]:
-    formulas, tokens = report.profile.flop_formulas(report.config), report.tokens
+    formulas, tokens = report.record.cost.flop_formulas(report.config), report.tokens
     both = report.forward + report.backward
     rows = [(name, f"{si(n / tokens)}FLOP", formulas.get(name, "")) for name, n in report.by_group.items()]
     again = [("train step, recomputed", f"{si(report.recomputed)}FLOP", "blocks forward twice")] * report.recompute
@@ -219,7 +225,7 @@ def precision(report: CostReport) -> str:
     return f"{found}, {'fused' if held.fused else 'plain'} loss" if held is not None and held.loss else found
 
 
-def loss_formula(held: "ActivationMemory") -> str:
+def loss_formula(held: ActivationMemory) -> str:
     """Where the bytes of the loss come from."""
     return "some logits at a time" if held.fused else "12 bytes a logit"
 
@@ -277,10 +283,7 @@ def _intensity(report: CostReport) -> list[Row]:
     return rows
 
 
-NAMES = {"train_step": "train step", "forward": "forward", "prefill": "prefill", "decode": "decode step"}
-
-
-def _compare(console: Console, report: CostReport, devices: "Sequence[Device]") -> None:
+def _compare(console: Console, report: CostReport, devices: Sequence[Device]) -> None:
     """A line for each device."""
     title = f"\nLeast time for a batch of {report.batch:,}: roofline of vendor peak figures"
     console.print(Text(title, "bold"))
@@ -296,9 +299,7 @@ def _compare(console: Console, report: CostReport, devices: "Sequence[Device]") 
     console.print(Text("  m: memory-bound, otherwise compute-bound   *: does not fit into the memory", "dim"))
 
 
-def _show_device(
-    console: Console, report: CostReport, on: "Device", measured: Mapping[str, float | str] | None
-) -> None:
+def _show_device(console: Console, report: CostReport, on: Device, measured: Mapping[str, float | str] | None) -> None:
     """One device: each workload's least time and what bounds it, and the time measured."""
     rates = f"{on.rate(report.dtype) / 1e12:.4g} TFLOP/s, {on.bandwidth / 1e9:.4g} GB/s"
     local, rows = measured is not None, []
@@ -348,14 +349,14 @@ def show_time(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def as_json(
-    report: CostReport, devices: "Sequence[Device]", measured: Mapping[str, float | str] | None
+def report_as_json(
+    report: CostReport, devices: Sequence[Device], measured: Mapping[str, float | str] | None
 ) -> dict[str, Any]:
     """What JSON can hold: whole numbers of bytes and FLOPs, and seconds."""
     m, held = report.memory, report.memory.activations
     return {
         "model": report.name,
-        "family": report.family,
+        "family": report.record.name,
         "batch": report.batch,
         "tokens": report.tokens,
         "dtype": report.dtype,
@@ -388,4 +389,162 @@ def as_json(
             for on in devices
         },
         "measured_seconds": measured,
+    }
+
+
+# ---- several devices
+
+
+def up_to(
+    gpus: int, parallel: str, training: Mapping[str, Any], report: CostReport, on: Device, bandwidth: float | None
+) -> list[Scale]:
+    """The costs for 1 to 1,024 devices, and for as many as were asked for, with these settings of training."""
+    sync = sync_of(training.get("sync", "auto"), report.trained, on.memory)
+    plan = Plan(parallel, gpus, training.get("accumulate", 1), report.optimizer, report.ema, report.dtype, sync)
+    units, held = units_of(on_meta(report.build, report.config)), report.memory.activations
+    return table(units, plan, report.counts, held, report.batch, on, report.recompute, bandwidth)
+
+
+def print_scaling(
+    report: CostReport,
+    gpus: int,
+    parallel: str,
+    training: Mapping[str, Any],
+    on: Device,
+    bandwidth: float | None,
+    as_json: bool,
+) -> None:
+    """Print the parts of one number of devices, and a line for each number; `bandwidth` is in GB/s."""
+    scales = up_to(gpus, parallel, training, report, on, bandwidth and 1e9 * bandwidth)
+    if as_json:
+        print(visible(json.dumps(scaling_as_json(report, scales, on), ensure_ascii=False)))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    one = next(scale for scale in scales if scale.plan.devices == gpus)
+    plan, rows = one.plan, gpus * report.batch
+    title = f": {report.record.name}, {report.parameters:,} parameters"
+    console.print(Text.assemble((visible(report.name, one_line=True), "bold"), title))
+    console.print(Text(f"{TITLES[plan.parallel]} on {gpus:,} × {on.name}, {precision(report)}", "dim"))
+    tokens = plural(plan.accumulate * gpus * report.tokens, "token")
+    again = f", accumulate {plan.accumulate}" * (plan.accumulate > 1)
+    console.print(Text(f"--train.batch {rows:,} ({report.batch:,} a device){again}: {tokens} an update", "dim"))
+    for note in report.notes:
+        console.print(Text(f"note: {note}", "yellow"))
+    console.print(Text(f"\n{'Memory of each device: recompute':32}{'none':>10}{'blocks':>12}", "bold"))
+    for name, size, again, remark in _memory(report, one):
+        line = Text.assemble(f"  {name:28}{_short(size):>12}{_short(again):>12}  ", (remark, "dim"))
+        line.rstrip()
+        console.print(line)
+    if report.memory.activations is None:
+        console.print(Text(f"  {NO_ACTIVATIONS}", "yellow"))
+    console.print(Text("\nSent by each device in an update", "bold"))
+    for name, size in one.handed.items():
+        turns = f"2·{gpus - 1}/{gpus}" if name == "all-reduce" else f"{gpus - 1}/{gpus}"
+        remark = f"{turns} of {_short(size)}"
+        console.print(Text.assemble(f"  {name:28}{_short(sent({name: size}, gpus)):>12}  ", (remark, "dim")))
+    console.print(Text(f"  {'together':28}{_short(one.sent):>12}"))
+    title = f"From 1 to {max(s.plan.devices for s in scales):,} devices, {plural(report.batch, 'row')} each"
+    console.print(Text(f"\n{title}", "bold"))
+    heads = ("GPUs", "batch", "memory", "recomputed", "sent", "compute", "sending", "efficiency")
+    console.print(Text("".join(f"{head:>{wide}}" for head, wide in zip(heads, WIDTHS, strict=True)), "dim"))
+    for scale in scales:
+        console.print(Text(_line(scale, report.batch, on)))
+    speed = (
+        f"{bandwidth:g} GB/s"
+        if bandwidth
+        else (f"{on.link / 1e9:g} GB/s in a machine of {MACHINE}, else {min(on.link, NETWORK) / 1e9:g}")
+    )
+    for remark in (
+        *[f"* does not fit into {on.memory / 1e9:g} GB"]
+        * any(m.total > on.memory for scale in scales for m in (scale.memory, scale.recomputed)),
+        "efficiency: from nothing sent while computing, to as much as can be",
+        f"assumed: {100 * COMPUTE:g} % of {on.rate(plan.dtype) / 1e12:g} TFLOP/s, and no latency;",
+        f"each device sends {speed}",
+        *["compute: with the second forward pass of the blocks, which are recomputed"] * report.recompute,
+        "bytes are checked on 2 and 4 processes, times on none",
+    ):
+        console.print(Text(f"  {remark}", "dim"))
+
+
+def _memory(report: CostReport, one: Scale) -> list[tuple[str, int, int, str]]:
+    """Name, bytes without and with recomputation, and where they come from."""
+    memory, again, plan = one.memory, one.recomputed, one.plan
+    share = f" / {plan.pieces:,}" if plan.pieces > 1 else ""
+    held_whole = ", whole while they accumulate" * plan.holds_whole
+    trained = "P" if report.trained == report.parameters else "P_trained"
+    state = f"8·{trained}" if plan.optimizer == "adamw" else f"4·{trained} in blocks, else 8"
+    rows = [
+        ("weights", memory.weights, again.weights, f"4·P{share}"),
+        ("gradients", memory.gradients, again.gradients, f"4·{trained}{held_whole or share}"),
+        (OPTIMIZERS[plan.optimizer], memory.optimizer, again.optimizer, f"{state}{share}"),
+    ]
+    if plan.ema:
+        rows.append(("EMA of the weights", memory.average, again.average, f"4·{trained}{share}"))
+    if plan.parallel == "fsdp":
+        rows.append(("gathered, and gradients sent", memory.gathered, again.gathered, "whole"))
+    held = report.memory.activations
+    if held is not None:
+        rows.append(("activations, at the peak", memory.activations, again.activations, ""))
+        # logits are held at the loss; the peak may be in a block instead
+        loss = held.loss * (held.peak > held.in_blocks)
+        loss_again = held.loss * (held.peak_recomputed > held.in_blocks_recomputed)
+        if loss or loss_again:
+            remark = f"{'≤ ' * (not held.fused)}{loss_formula(held)}"
+            rows.append(("  of them logits and loss", loss, loss_again, remark))
+        if held.copies:
+            rows.append(("  of them bf16 matrices", held.copies, held.copies, "autocast's copies"))
+    summed = sum(size for name, size, *_ in rows if name[0] != " ")
+    rows.append(("most in a step", memory.total, again.total, "less than the sum" * (memory.total < summed)))
+    return rows
+
+
+def _line(scale: Scale, batch: int, on: Device) -> str:
+    least, most = scale.efficiency
+    sizes = [f"{_short(m.total)}{' ' if m.total <= on.memory else '*'}" for m in (scale.memory, scale.recomputed)]
+    share = f"{100 * least:.0f}–{100 * most:.0f} %" if scale.sent else "–"
+    devices = scale.plan.devices
+    cells = (
+        f"{devices:,}",
+        f"{devices * batch:,}",
+        *sizes,
+        _short(scale.sent) if scale.sent else "–",
+        show_time(scale.compute),
+        show_time(scale.communication) if scale.sent else "–",
+        share,
+    )
+    return "".join(f"{cell:>{wide}}" for cell, wide in zip(cells, WIDTHS, strict=True))
+
+
+def _short(size: int) -> str:
+    return f"{si(size)}B"
+
+
+def scaling_as_json(report: CostReport, scales: Sequence[Scale], on: Device) -> dict[str, Any]:
+    """What JSON can hold: whole numbers of bytes, and seconds."""
+
+    def memory_of(scale: Scale) -> dict[str, Any]:
+        found = {"none": scale.memory, "blocks": scale.recomputed}
+        return {name: asdict(memory) for name, memory in found.items()}
+
+    return {
+        "model": report.name,
+        "family": report.record.name,
+        "rows_of_a_device": report.batch,
+        "device": on.name,
+        "assumed": {"share_of_peak": COMPUTE, "peak": on.rate(report.dtype)},
+        "notes": list(report.notes),
+        "devices": [
+            {
+                **asdict(scale.plan),
+                "batch": scale.plan.devices * report.batch,
+                "memory_bytes": memory_of(scale),
+                "handed_bytes": scale.handed,
+                "sent_bytes": scale.sent,
+                "compute_seconds": scale.compute,
+                "sending_seconds": scale.communication,
+                "efficiency": list(scale.efficiency),
+                "fits": {name: found["total"] <= on.memory for name, found in memory_of(scale).items()},
+            }
+            for scale in scales
+        ],
     }

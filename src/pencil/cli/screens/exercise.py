@@ -5,17 +5,14 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from ...console import Console
-
-if TYPE_CHECKING:
-    from ...learn.katas.exercise import Question, Table
-    from ...learn.katas.grader import Graded
-    from ...learn.katas.progress import Outcome
+from ...learn.katas.exercise import Question, Table
+from ...learn.katas.grader import Graded, choices, digits, grade, labels, parts, shown, understood
+from ...learn.katas.progress import Outcome
 
 TRIES = 3
 NARROWEST, WIDEST = 20, 100  # columns: fewer cannot show a table, more are hard to read
@@ -46,8 +43,8 @@ class Screen:
     def write(self, text: str = "", style: str = "", indent: int = 0) -> None:
         """Text, wrapped and without control characters; the next lines of indented text are indented further."""
         for line in wrapped(text, self.width, indent):
-            shown = "".join(c if c.isprintable() else " " if c == NO_BREAK else "�" for c in line)
-            self.console.print(Text(shown, style), soft_wrap=True)
+            printable = "".join(c if c.isprintable() else " " if c == NO_BREAK else "�" for c in line)
+            self.console.print(Text(printable, style), soft_wrap=True)
 
     def read(self, prompt: str) -> str:
         """The next line typed, without surrounding spaces; the prompt is shown in a terminal only."""
@@ -91,7 +88,7 @@ def joined(words: Iterable[str], between: str) -> str:
 # ---- given tables
 
 
-def laid_out(tables: Iterable["Table"], width: int) -> Lines:
+def laid_out(tables: Iterable[Table], width: int) -> Lines:
     """Tables side by side where there is room, else below one another; one too wide is cut into several."""
     lines: Lines = []
     row: list[Lines] = []
@@ -121,10 +118,8 @@ def _beside(blocks: Sequence[Lines]) -> Lines:
     return [(" " * 4).join(line).rstrip() for line in zip(*filled, strict=True)]
 
 
-def _blocks(table: "Table", width: int) -> list[Lines]:
+def _blocks(table: Table, width: int) -> list[Lines]:
     """A table as aligned lines, cut into several blocks of columns if it is too wide."""
-    from ...learn.katas.grader import shown
-
     cells = [[shown(value) for value in row] for row in table.rows]
     count = max(map(len, cells), default=0)
     across = list(table.across or [])
@@ -157,10 +152,8 @@ def _column_groups(widths: Sequence[int], room: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def show(question: "Question", screen: Screen) -> None:
+def show(question: Question, screen: Screen) -> None:
     """Show the exercise without its working."""
-    from ...learn.katas.grader import digits, labels
-
     screen.write(question.title + (f" (--seed {question.seed})" if question.seed is not None else ""), "bold")
     screen.write()
     for line in laid_out(question.given, screen.width - 2):
@@ -175,10 +168,8 @@ def show(question: "Question", screen: Screen) -> None:
 # ---- answers
 
 
-def ask(question: "Question", screen: Screen) -> "tuple[Outcome | None, bool]":
+def ask(question: Question, screen: Screen) -> tuple[Outcome | None, bool]:
     """Show an exercise and read the answers; the outcome (None: not answered), and whether the learner quit."""
-    from ...learn.katas.grader import grade
-
     show(question, screen)
     answers = [""] * len(question.blanks)
     left = list(range(len(answers)))
@@ -205,10 +196,8 @@ def ask(question: "Question", screen: Screen) -> "tuple[Outcome | None, bool]":
     return "wrong", False
 
 
-def _fill(question: "Question", answers: Lines, wanted: Sequence[int], screen: Screen) -> None:
+def _fill(question: Question, answers: Lines, wanted: Sequence[int], screen: Screen) -> None:
     """Read lines until every wanted blank has a valid answer; a line may hold one, several, or all."""
-    from ...learn.katas.grader import choices, parts, understood
-
     words = choices(question)
     todo = list(wanted)
     while todo:
@@ -234,7 +223,7 @@ def _fill(question: "Question", answers: Lines, wanted: Sequence[int], screen: S
         todo = [i for i in todo if i not in places[: len(found)]]
 
 
-def _point_out(question: "Question", graded: "Graded", wrong: Sequence[int], screen: Screen) -> None:
+def _point_out(question: Question, graded: Graded, wrong: Sequence[int], screen: Screen) -> None:
     """Show which blanks are wrong, and the mistake that explains them."""
     if len(question.blanks) == 1:
         message = "Not right."
@@ -247,7 +236,7 @@ def _point_out(question: "Question", graded: "Graded", wrong: Sequence[int], scr
         screen.write(f"{graded.hint.name}: {graded.hint.hint}", "yellow")
 
 
-def show_working(question: "Question", screen: Screen) -> None:
+def show_working(question: Question, screen: Screen) -> None:
     """Show the answers and the working."""
     screen.write()
     screen.write(joined((f"{blank.label} = {blank.written}" for blank in question.blanks), "   "), "bold")

@@ -3,19 +3,18 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from ...config import UserError, check_output, expand_path
+from ...config import UserError, check_output, expand_path, refuse
+from ...console import note
 from ...files import write_aside
+from ...learn.katas import class_grading, sheet_html, sheets
+from ...learn.katas.class_grading import BadLines, Marked, QuestionSummary, Total, runs
+from ...learn.katas.sheet_html import Paper
+from ...learn.katas.sheets import Sheet
 from .exercise import Screen, joined
-from .terminal import note
-
-if TYPE_CHECKING:
-    from ...learn.katas.class_grading import Marked, QuestionSummary, Total
-    from ...learn.katas.sheet_html import Paper
-    from ...learn.katas.sheets import Sheet
 
 
 @Parameter(name="*")
@@ -60,8 +59,6 @@ MOST = 5000  # exercises of a class together
 
 def printed(names: Sequence[str], topic: str | None, seed: int | None, printing: Printing) -> int:
     """Write a worksheet, or one for each student; and the answers and the table if they have files."""
-    from ...learn.katas import sheets
-
     _check_files(printing, "--print")
     what = sheets.scope(names, topic)
     count = printing.count or 0
@@ -70,18 +67,14 @@ def printed(names: Sequence[str], topic: str | None, seed: int | None, printing:
 
 def printed_page(name: str, seed: int | None, new: bool, printing: Printing) -> int:
     """Write the page of a document: with its own numbers, unless there is a seed or fresh ones are wanted."""
-    from ...learn.katas import sheets
-
     _check_files(printing, "--page")
     own = seed is None and not new and not printing.different
     count = len(sheets.of_document(name, None).questions) if printing.different else 0
     return _write(printing, seed, count, lambda drawn: sheets.of_document(name, None if own else drawn))
 
 
-def _write(printing: Printing, seed: int | None, count: int, make: "Callable[[int], Sheet]") -> int:
+def _write(printing: Printing, seed: int | None, count: int, make: Callable[[int], Sheet]) -> int:
     """Write the sheets that `make` gives for a seed, each of `count` exercises."""
-    from ...learn.katas import class_grading, sheet_html
-
     students = [] if printing.students is None else class_grading.students(expand_path(printing.students))
     papers = _papers(make, count, printing.different, seed, students)
     out, key = expand_path(printing.out or ""), printing.key
@@ -106,15 +99,23 @@ def _write(printing: Printing, seed: int | None, count: int, make: "Callable[[in
 
 def _check_files(printing: Printing, task: str) -> None:
     """Refuse files that cannot be read or written, before any work."""
-    if printing.out is None:
-        raise UserError(f"{task} needs a file for the worksheet: --out sheet.html")
-    if printing.students is None and printing.different:
-        raise UserError("--different makes a sheet for each student: add --students with a file of their names")
-    if printing.students is not None and not (printing.csv or printing.different):
-        raise UserError("--students needs --csv, for a table of their answers, or --different, for a sheet each")
     named = [path for path in (printing.out, printing.key, printing.csv, printing.students) if path is not None]
-    if len({expand_path(path).resolve() for path in named}) < len(named):
-        raise UserError("--out, --key, --csv and --students must be different files")
+    students = printing.students is not None
+    refuse(
+        (printing.out is None, f"{task} needs a file for the worksheet: --out sheet.html"),
+        (
+            printing.different and not students,
+            "--different makes a sheet for each student: add --students with a file of their names",
+        ),
+        (
+            students and not (printing.csv or printing.different),
+            "--students needs --csv, for a table of their answers, or --different, for a sheet each",
+        ),
+        (
+            len({expand_path(path).resolve() for path in named}) < len(named),
+            "--out, --key, --csv and --students must be different files",
+        ),
+    )
     for word, path, *endings in (
         ("--out", printing.out, ".html", ".htm"),
         ("--key", printing.key, ".html", ".htm"),
@@ -126,11 +127,9 @@ def _check_files(printing: Printing, task: str) -> None:
 
 
 def _papers(
-    make: "Callable[[int], Sheet]", count: int, different: bool, seed: int | None, students: Sequence[str]
-) -> "list[Paper]":
+    make: Callable[[int], Sheet], count: int, different: bool, seed: int | None, students: Sequence[str]
+) -> list[Paper]:
     """A sheet for each student, the same or different ones; for nobody in particular if there are none."""
-    from ...learn.katas import sheets
-
     drawn = random.SystemRandom().randrange(10_000) if seed is None else seed
     if not different:
         return [(student, sheet) for sheet in [make(drawn)] for student in students or [""]]
@@ -151,9 +150,6 @@ def grade(file: str, /, *, out: str | None = None, totals: str | None = None) ->
     totals
         Write the total of each student, over all sheets, to this CSV file.
     """
-    from ...learn.katas import class_grading
-    from ...learn.katas.class_grading import BadLines
-
     path, files = expand_path(file), {"--out": out, "--totals": totals}
     for word, name in files.items():
         if name is not None and expand_path(name).resolve() == path.resolve():
@@ -177,11 +173,8 @@ def grade(file: str, /, *, out: str | None = None, totals: str | None = None) ->
     return 0
 
 
-def _report(marked: "list[Marked]") -> None:
+def _report(marked: list[Marked]) -> None:
     """Each student's result, then each question with its mistakes."""
-    from ...learn.katas import class_grading
-    from ...learn.katas.class_grading import runs
-
     screen = Screen()
     students = class_grading.by_student(marked)
     wide = min(24, max(len(student.name) for student in students))
@@ -209,7 +202,7 @@ def _report(marked: "list[Marked]") -> None:
         screen.write(f"\nMost often: {joined((f'{name} ({times})' for name, times in often), ', ')}.", "bold")
 
 
-def _show_totals(totals: "list[Total]", wide: int, screen: Screen) -> None:
+def _show_totals(totals: list[Total], wide: int, screen: Screen) -> None:
     """The total of each student, where some have more than one sheet."""
     if all(total.sheets == 1 for total in totals):
         return
@@ -219,7 +212,7 @@ def _show_totals(totals: "list[Total]", wide: int, screen: Screen) -> None:
         screen.write(f"{total.name[:wide]:{wide}}  {total.solved:3} of {total.questions}  on {sheets}", indent=2)
 
 
-def _show_question(summary: "QuestionSummary", screen: Screen) -> None:
+def _show_question(summary: QuestionSummary, screen: Screen) -> None:
     """One question: how many have it right, and the mistakes of the others."""
     screen.write(f"{summary.number:3}. {summary.question.kata}: {summary.solved} of {summary.total} right", indent=2)
     for mistake, times in summary.mistakes:

@@ -1,22 +1,26 @@
-"""What `pencil lab` shows: the claims, the one that is measured, and what was predicted beside what was measured."""
+"""What `pencil lab` shows: the claims, the measurements as they come, and what was predicted beside what came out."""
 
-from typing import TYPE_CHECKING, Any
+import time
+from pathlib import Path
+from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ...config import UserError
 from ...console import Console
-
-if TYPE_CHECKING:
-    from ...learn.lab.claim import Claim
-    from ...learn.lab.finding import Finding
-    from ...learn.lab.run import Result
+from ...learn.lab import kept
+from ...learn.lab.claim import Claim
+from ...learn.lab.finding import Finding, effect, number
+from ...learn.lab.report import write_all, write_claim
+from ...learn.lab.run import Plan, Result, Row, append, run, sizes_in_words
 
 STYLE = {"shown": "green", "partly shown": "yellow", "not shown at this size": "yellow", "the opposite": "bold red"}
 
 
-def list_claims(console: Console, claims: "list[Claim]") -> None:
+def list_claims(console: Console, claims: list[Claim]) -> None:
     """Print the name and the hypothesis of every claim."""
     wide = max(len(claim.name) for claim in claims)
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
@@ -28,10 +32,8 @@ def list_claims(console: Console, claims: "list[Claim]") -> None:
     console.print(f"\npencil lab NAME runs one, pencil lab all --quick runs all {len(claims)}.", markup=False)
 
 
-def announce(console: Console, claim: "Claim", quick: bool) -> None:
+def announce(console: Console, claim: Claim, quick: bool) -> None:
     """Print what a claim is before it is measured."""
-    from ...learn.lab.run import sizes_in_words
-
     lines = {
         "claim": claim.hypothesis,
         "from": claim.source,
@@ -48,16 +50,14 @@ def announce(console: Console, claim: "Claim", quick: bool) -> None:
     console.print(table)
 
 
-def result_line(result: "Result", seconds: float) -> Text:
+def result_line(result: Result, seconds: float) -> Text:
     return Text.assemble(
         (f"{seconds:4.0f} s  ", "dim"), (f"{result.claim.name:18}", "bold"), (result.verdict, STYLE[result.verdict])
     )
 
 
-def result_table(results: "list[Result]") -> Table:
+def result_table(results: list[Result]) -> Table:
     """Predicted beside measured; for one claim with the mean of every arm, for many with the effect only."""
-    from ...learn.lab.finding import effect
-
     several = len(results) > 1
     table: Any = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for column in (["claim"] if several else []) + ["predicted", "measured", "verdict"]:
@@ -70,12 +70,81 @@ def result_table(results: "list[Result]") -> Table:
     return table
 
 
-def _measured(result: "Result", finding: "Finding") -> Text:
-    from ...learn.lab.finding import effect, number
-
+def _measured(result: Result, finding: Finding) -> Text:
     p = finding.prediction
     text = Text(f"{p.label}\n", "dim")
     if p.near is None:
         arms = [arm for arm in result.claim.arms if arm in finding.values]
         text.append(", ".join(f"{arm} {number(finding.average(arm))}" for arm in arms) + "\n", "not dim")
     return text.append(effect(finding), "not dim")
+
+
+def take_over(console: Console, plan: Plan, folder: Path, command: str, force: bool) -> None:
+    """Keep what an interrupted run of the same command measured; refuse what is finished, or of another command."""
+    if force:
+        kept.start_anew(folder)
+    plan.kept = kept.take_over(folder, plan, command)
+    whole = kept.finished(plan, plan.kept)
+    if len(whole) == len(plan.claims) and (folder / "results.json").is_file():
+        raise UserError(f"{folder} has the results of this command already; --force measures anew")
+    if plan.kept:
+        total = plan.seeds * sum(len(claim.arms) for claim in plan.claims)
+        claims = f", {len(whole)} of {len(plan.claims)} claims finished" if len(plan.claims) > 1 else ""
+        line = f"Going on: {len(plan.kept)} of {total} measurements in {folder} are kept{claims}; --force starts anew."
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _measure(console: Console, plan: Plan, folder: Path, every: bool) -> tuple[list[Result], list[str]]:
+    """Make the measurements that are missing; the results, and the claims that could not be measured."""
+    total, begun = plan.seeds * sum(len(claim.arms) for claim in plan.claims), time.monotonic()
+    count, results, lost = len(plan.kept), [], []
+    with console.status(f"{count} of {total} measured") as status:
+
+        def measured(row: Row) -> None:
+            nonlocal count
+            count += 1
+            append(folder / "results.jsonl", row)
+            line = f"{count} of {total} measured: {row.claim}, {row.arm}, seed {row.seed}, {row.seconds:.1f} s"
+            status.update(escape(line))
+            if not every and not console.is_terminal:
+                console.print(f"  {line}", markup=False)
+
+        def failed(claim: Claim, error: Exception) -> None:
+            message = f"{claim.name} could not be measured: {' '.join(str(error).split()) or type(error).__name__}"
+            if not every:
+                raise UserError(message) from error
+            lost.append(claim.name)
+            console.print(message, style="bold red", markup=False)
+
+        try:
+            for result in run(plan, measured, failed):
+                results.append(result)
+                if every:
+                    console.print(result_line(result, time.monotonic() - begun))
+        except KeyboardInterrupt:
+            line = f"Interrupted: {count} of {total} measurements are kept in {folder}; the same command goes on."
+            console.print(line, markup=False, soft_wrap=True)
+            raise
+    order = [claim.name for claim in plan.claims]
+    return sorted(results, key=lambda result: order.index(result.claim.name)), lost
+
+
+def run_plan(console: Console, plan: Plan, folder: Path, command: str, every: bool) -> int:
+    """Measure the claims, show the results and write them; the exit status."""
+    begun = time.monotonic()
+    if not every:
+        announce(console, plan.claims[0], plan.quick)
+    results, lost = _measure(console, plan, folder, every)
+    if not results:
+        raise UserError("no claim could be measured")
+    console.print(result_table(results))
+    seconds = time.monotonic() - begun
+    took = f"{seconds:.0f} seconds" + (f" after {len(plan.kept)} measurements from before" if plan.kept else "")
+    paths = write_all(folder, results, command, took) if every else write_claim(folder, results[0], command)
+    if not every and results[0].claim.caveat:
+        console.print(Text(results[0].claim.caveat, "dim"))
+    shown = [path for path in paths if path.suffix in (".html", ".md") or path.name == "figure.png"]
+    console.print(f"{seconds:.0f} s; {', '.join(map(str, shown))}", markup=False, soft_wrap=True)
+    if lost:
+        console.print(f"Not measured: {', '.join(lost)}.", markup=False, soft_wrap=True)
+    return 1 if lost else 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ...config import UserError, build, check_output, describe_type, setting_types, to_toml
-from .terminal import note
+from ...console import note
 
 if TYPE_CHECKING:
     from ...api.training_request import TrainingRequest

@@ -14,17 +14,6 @@ from ...config import UserError
 from ...console import Console, for_reader, note, visible
 from ...files import LARGEST_TEXT, is_text
 
-__all__ = [
-    "JsonOutput",
-    "TerminalOutput",
-    "note",
-    "program",
-    "progress_bar",
-    "read_input",
-    "read_text",
-    "result_console",
-    "use_utf8",
-]
 QUIET, LINE_EVERY = 2, 10  # seconds before progress is shown, and between its lines where there is no terminal
 
 

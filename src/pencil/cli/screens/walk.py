@@ -2,15 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from ...learn.check.check import Number
+from ...learn.katas.exercise import Table
+from ...learn.walks import Compared, Section, Shown, Walk
+from ...learn.walks.sections import written
 from .exercise import Quit, Screen, ShowWorking, joined, laid_out
-
-if TYPE_CHECKING:
-    from ...learn.check.check import Number
-    from ...learn.walks import Compared, Section, Shown, Walk
 
 KEYS = "Enter goes on, b back, w unfolds, q leaves"
 MARKS = {"right": "", "rounded along the way": "~", "wrong": "✗"}
@@ -18,7 +17,7 @@ UNBROKEN = 30
 CLAIMS = {"shown": "green", "not shown": "yellow", "wrong": "red"}
 
 
-def everything(walk: "Walk", screen: Screen) -> None:
+def everything(walk: Walk, screen: Screen) -> None:
     """All sections in their order, with the arithmetic unfolded."""
     _title(walk, screen)
     for number, sections in enumerate(steps(walk), 1):
@@ -26,7 +25,7 @@ def everything(walk: "Walk", screen: Screen) -> None:
         _unfold(sections, screen)
 
 
-def stroll(walk: "Walk", screen: Screen) -> None:
+def stroll(walk: Walk, screen: Screen) -> None:
     """One step at a time, by keys."""
     _title(walk, screen)
     found, at = steps(walk), 0
@@ -53,7 +52,7 @@ def stroll(walk: "Walk", screen: Screen) -> None:
     screen.write(f"The end of {walk.number}.", "bold")
 
 
-def steps(walk: "Walk") -> "list[list[Section]]":
+def steps(walk: Walk) -> list[list[Section]]:
     """A step for each section; sections that are not about transformers are one step where they follow one another."""
     found: list[list[Section]] = []
     for section in walk.sections:
@@ -64,14 +63,14 @@ def steps(walk: "Walk") -> "list[list[Section]]":
     return found
 
 
-def _title(walk: "Walk", screen: Screen) -> None:
+def _title(walk: Walk, screen: Screen) -> None:
     screen.write(f"{walk.number}  {walk.title}", "bold")
     if walk.run:
         screen.write(f"with the numbers of {walk.run}", "dim")
     screen.write()
 
 
-def _draw(walk: "Walk", number: int, sections: "Sequence[Section]", screen: Screen) -> None:
+def _draw(walk: Walk, number: int, sections: Sequence[Section], screen: Screen) -> None:
     """One step without its arithmetic."""
     screen.write("─" * screen.width, "dim")
     first, last = sections[0], sections[-1]
@@ -86,7 +85,7 @@ def _draw(walk: "Walk", number: int, sections: "Sequence[Section]", screen: Scre
     screen.write()
 
 
-def _section(section: "Section", screen: Screen) -> None:
+def _section(section: Section, screen: Screen) -> None:
     if section.text:
         screen.write(section.text)
     if section.lacking:
@@ -120,7 +119,7 @@ def _section(section: "Section", screen: Screen) -> None:
     _links(section, screen)
 
 
-def _links(section: "Section", screen: Screen) -> None:
+def _links(section: Section, screen: Screen) -> None:
     """The commands that belong to a section."""
     links = [
         *(("practise", f"pencil kata {name}") for name in section.katas),
@@ -134,7 +133,7 @@ def _links(section: "Section", screen: Screen) -> None:
         screen.write(f"{word:9} {command}", "cyan", 2)
 
 
-def _unfold(sections: "Iterable[Section]", screen: Screen) -> None:
+def _unfold(sections: Iterable[Section], screen: Screen) -> None:
     """The arithmetic of a step."""
     found = [one for section in sections for one in section.unfolded]
     if not found:
@@ -146,11 +145,8 @@ def _unfold(sections: "Iterable[Section]", screen: Screen) -> None:
         screen.write()
 
 
-def _tensor(shown: "Shown", screen: Screen) -> None:
+def _tensor(shown: Shown, screen: Screen) -> None:
     """A tensor: the document's symbol, our name and formula, and its numbers."""
-    from ...learn.katas.exercise import Table
-    from ...learn.walks.sections import written
-
     sizes = " ".join(f"{axis} {size}" for axis, size in zip(shown.axes, shown.shape, strict=False))
     sizes = sizes or "×".join(map(str, shown.shape))
     about = joined((shown.name, sizes), "   ") + "   " + _whole(shown.meaning)
@@ -165,10 +161,8 @@ def _tensor(shown: "Shown", screen: Screen) -> None:
         screen.write(f"(cut: {shown.cut})", "dim", 4)
 
 
-def _compared(compared: "Compared", screen: Screen) -> None:
+def _compared(compared: Compared, screen: Screen) -> None:
     """Printed numbers and the right ones; where all are right, once."""
-    from ...learn.katas.exercise import Table
-
     numbers = [number for row in compared.rows for number in row]
     named = "" if compared.name == compared.formula else f"{compared.name} = "
     same = f"   as {compared.where}" if compared.where else ""
@@ -188,7 +182,7 @@ def _compared(compared: "Compared", screen: Screen) -> None:
         screen.write(f"({words})", "dim", 4)
 
 
-def _one(number: "Number") -> str:
+def _one(number: Number) -> str:
     """A single number on its line."""
     note = f" ({number.note})" if number.note else ""
     right = "right" if number.verdict == "right" else f"should be {number.true}, {number.verdict}"
