@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from pencil.api.from_run import prepare
-from pencil.api.run_setup import train_config
+from pencil.api.run_setup import prepare, train_config
 from pencil.cost.count import count
 from pencil.cost.memory import train_memory
 from pencil.cost.parallel import Plan, device_memory, units_of

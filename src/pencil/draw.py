@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from .console import shortened
 
@@ -218,8 +219,6 @@ def _ticks(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
 
 def rows(lines: Sequence[np.ndarray], side: int = 640) -> bytes:
     """Pictures (n, C, H, W) of bytes in rows, each pixel as large as fits, one pixel between."""
-    from PIL import Image
-
     _, channels, height, width = lines[0].shape
     longest = max(map(len, lines))
     sheet = np.full((channels, len(lines) * (height + 1) - 1, longest * (width + 1) - 1), 64, np.uint8)
@@ -228,21 +227,19 @@ def rows(lines: Sequence[np.ndarray], side: int = 640) -> bytes:
             top, left = row * (height + 1), column * (width + 1)
             sheet[:, top : top + height, left : left + width] = picture
     out = io.BytesIO()
-    _enlarged(Image, sheet, side).save(out, "PNG")
+    _enlarged(sheet, side).save(out, "PNG")
     return out.getvalue()
 
 
 def film(frames: np.ndarray, side: int = 320, seconds: float = 0.12) -> bytes:
     """Frames (n, C, H, W) of bytes as a GIF that goes round."""
-    from PIL import Image
-
-    pictures = [_enlarged(Image, frame, side) for frame in frames]
+    pictures = [_enlarged(frame, side) for frame in frames]
     out = io.BytesIO()
     pictures[0].save(out, "GIF", save_all=True, append_images=pictures[1:], duration=int(1000 * seconds), loop=0)
     return out.getvalue()
 
 
-def _enlarged(image: Any, picture: np.ndarray, side: int) -> Any:
+def _enlarged(picture: np.ndarray, side: int) -> Image.Image:
     times = max(1, side // max(picture.shape[1:]))
-    shown = image.fromarray(picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0))
+    shown = Image.fromarray(picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0))
     return shown.resize((shown.width * times, shown.height * times), 0)

@@ -61,14 +61,8 @@ def beside(path: Path) -> Path:
 
 def write_aside(path: Path, content: bytes) -> None:
     """Replace a file whole, or leave it as it was."""
-    aside = beside(path)
-    try:
-        write_flushed(aside, content)
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    flush_folder(path.parent)
+    with open_aside(path) as file:
+        file.write(content)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from albums import album, picture
-from pencil.api import judge as classifier
+from pencil.api import evaluate
 from pencil.train.loop import checkpoint
 from pencil.train.loop.trainer import Trainer
 from pencil.train.tasks import diffusion
@@ -20,7 +20,7 @@ SMALL = ("--model.width", 16, "--model.depth", 1, "--model.heads", 2, "--train.b
 
 def quick_classifier(monkeypatch, steps):
     """A classifier of a few steps, and a few samples for it to score."""
-    monkeypatch.setattr(classifier, "TRAINING", dict(steps=steps, eval_every=steps, eval_batches=1, batch=3))
+    monkeypatch.setattr(evaluate, "CLASSIFIER_TRAINING", dict(steps=steps, eval_every=steps, eval_batches=1, batch=3))
     monkeypatch.setattr(diffusion, "SAMPLES", 5)
     monkeypatch.setattr(diffusion, "STEPS", 2)
 

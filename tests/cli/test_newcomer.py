@@ -11,7 +11,7 @@ import pytest
 from commands import SMALL
 from pencil.cli import names
 from pencil.cli.main import VERBS
-from pencil.cli.suggestions import setting_meant
+from pencil.cli.parsing import setting_meant
 from pencil.config import UserError, setting_types
 from pencil.data.text import text_data as text
 from pencil.families import FAMILIES

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from training_cases import SCRIPT, train
 
 from albums import album, photos
-from pencil.api.from_run import prepare
-from pencil.api.run_setup import train_config
+from pencil.api.run_setup import prepare, train_config
 from pencil.collectives.processes import World
 from pencil.config import UserError, build
 from pencil.cost.parallel import Plan, device_memory, units_of

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from pencil.api.from_run import prepare
-from pencil.api.run_setup import train_config
+from pencil.api.run_setup import prepare, train_config
 from pencil.collectives.processes import process_group, world
 from pencil.families import family
 from pencil.train.loop.trainer import Trainer

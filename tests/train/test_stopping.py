@@ -13,7 +13,7 @@ from safetensors import safe_open
 from test_loop import trainer
 
 from conftest import TINY, call, unchecked
-from pencil.api.training_advice import propose_shorter
+from pencil.api.train import propose_shorter
 from pencil.config import UserError, build
 from pencil.families import family
 from pencil.progress import duration

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..config import UserError, build, fitted, nearest, nearest_setting, setting_types
+from ..config import UserError, build, fitted, nearest, nearest_setting, refuse, setting_types
 from ..data.hub import FORMER, PREFIX
 from ..data.settings import DataConfig
 from ..data.sources import is_several
@@ -76,12 +76,16 @@ class TrainingRequest:
 
     def _check_same_model(self, file: "TrainingRequest", path: str | Path) -> None:
         """Refuse a file of another family or of another preset."""
-        if self.family is not None and file.family not in (None, self.family):
-            raise UserError(f"{path} is of a {file.family}, not of a {self.family}")
-        if self.preset is not None and file.preset not in (None, self.preset):
-            raise UserError(
-                f"{path} has the settings of the preset {file.preset}: leave --preset {self.preset} out, or the file"
-            )
+        refuse(
+            (
+                self.family is not None and file.family not in (None, self.family),
+                f"{path} is of a {file.family}, not of a {self.family}",
+            ),
+            (
+                self.preset is not None and file.preset not in (None, self.preset),
+                f"{path} has the settings of the preset {file.preset}: leave --preset {self.preset} out, or the file",
+            ),
+        )
 
     def _tokenizer_changes(self, file: "TrainingRequest") -> list[str]:
         """The options of the tokenizer that are other than the file's."""

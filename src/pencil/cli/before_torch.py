@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import UserError, expand_path, fitted, nearest, overrides
 from .names import check_model, check_run, families, outdated
-from .suggestions import undotted_words
+from .parsing import undotted_words
 from .train import OPTIONS, SECTIONS, check_dotted
 
 FLAGS = ("force", "settings")  # of the options, those without a value

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ..config import UserError, fitted
+from ..config import UserError, fitted, refuse
 from .presets import Model, find_model, settings_of, title_of
 from .train import Settings
 
@@ -65,8 +65,7 @@ def cost(
         Print the report as JSON, in bytes, FLOPs and seconds.
     """
     what, sections = settings_of("cost", (what, *settings), ("model", "train"))
-    _check_sizes(batch, context, dtype)
-    _check_several(gpus, parallel, bandwidth, measure)
+    _check(batch, context, dtype, gpus, parallel, bandwidth, measure)
     record, config, usual_training = find_model(what, sections["model"])
     from ..cost.devices import DEVICES
     from ..cost.devices import device as find_device
@@ -121,29 +120,31 @@ def _measure(
     return here, times
 
 
-def _check_sizes(batch: int, context: int | None, dtype: str | None) -> None:
-    if batch < 1:
-        raise UserError(f"--batch must be at least 1, not {batch}")
-    if context is not None and context < 1:
-        raise UserError(f"--context must be at least 1, not {context}")
-    if dtype is not None and dtype.lower() not in DTYPES:
-        raise UserError(f"--dtype must be bf16 or fp32, not {dtype}")
-
-
-def _check_several(gpus: int | None, parallel: str | None, bandwidth: float | None, measure: bool) -> None:
-    if gpus is None:
-        alone = "--parallel" if parallel is not None else "--bandwidth" if bandwidth is not None else None
-        if alone:
-            raise UserError(f"{alone} is of several devices: give their number with --gpus")
-        return
-    if not 1 <= gpus <= 1 << 16:
-        raise UserError(f"--gpus must be from 1 to 65,536, not {gpus}")
-    if parallel not in (None, "ddp", "fsdp"):
-        raise UserError(f"--parallel must be ddp or fsdp, not {parallel}")
-    if bandwidth is not None and not 0 < bandwidth < 1e9:
-        raise UserError(f"--bandwidth is in GB/s and above 0, not {bandwidth:g}")
-    if measure:
-        raise UserError("--measure is of this machine: leave it or --gpus out")
+def _check(
+    batch: int,
+    context: int | None,
+    dtype: str | None,
+    gpus: int | None,
+    parallel: str | None,
+    bandwidth: float | None,
+    measure: bool,
+) -> None:
+    """Refuse sizes that there are not, and options of several devices beside those of one."""
+    several = "is of several devices: give their number with --gpus"
+    refuse(
+        (batch < 1, f"--batch must be at least 1, not {batch}"),
+        (context is not None and context < 1, f"--context must be at least 1, not {context}"),
+        (dtype is not None and dtype.lower() not in DTYPES, f"--dtype must be bf16 or fp32, not {dtype}"),
+        (gpus is None and parallel is not None, f"--parallel {several}"),
+        (gpus is None and bandwidth is not None, f"--bandwidth {several}"),
+        (gpus is not None and not 1 <= gpus <= 1 << 16, f"--gpus must be from 1 to 65,536, not {gpus}"),
+        (parallel not in (None, "ddp", "fsdp"), f"--parallel must be ddp or fsdp, not {parallel}"),
+        (
+            bandwidth is not None and not 0 < bandwidth < 1e9,
+            f"--bandwidth is in GB/s and above 0, not {bandwidth or 0:g}",
+        ),
+        (gpus is not None and measure, "--measure is of this machine: leave it or --gpus out"),
+    )
 
 
 def _training(words: Mapping[str, str], parallel: str) -> dict[str, Any]:

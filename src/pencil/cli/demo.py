@@ -1,6 +1,5 @@
 """demo: train a captioner, describe images it has never seen, and unfold one number."""
 
-import io
 import math
 import os
 import sys
@@ -31,7 +30,7 @@ def demo(*, out: Path | None = None) -> int:
     from ..api.run_setup import new_run
     from ..api.training_request import TrainingRequest
     from ..families.captioner import FAMILY
-    from ..files import write_aside
+    from ..families.predictions import to_image
 
     note("A model learns, from scratch, to describe what is where in an image; about a minute and a half on two cores.")
     run, task, config = new_run(TrainingRequest(FAMILY.name, "scenes", train=TRAINING), out=out, notify=note)
@@ -63,7 +62,7 @@ def demo(*, out: Path | None = None) -> int:
         f"Every number    {page}   (open it and click any number)",
     )
     one = run.path / "eval" / "picture.png"
-    write_aside(one, _as_png(shown[0]))
+    to_image(shown[0]).save(one)
     note(f"Next:           {program()} sample {run.path} --image {one} --attention attention.png")
     note(f"Your images:    {program()} train captioner --data album/   (album/ has images and metadata.jsonl)")
     note(f"Your text:      {program()} train gpt --data notes/ --tokenizer bpe --preset small")
@@ -111,11 +110,3 @@ def _beside(picture: Any, words: list[str]) -> None:
         sys.stdout.write(f"  {line}  {text}".rstrip() + "\n")
     sys.stdout.write("\n")
     sys.stdout.flush()
-
-
-def _as_png(picture: Any) -> bytes:
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.fromarray(picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0)).save(out, "PNG")
-    return out.getvalue()

@@ -9,8 +9,7 @@ from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensErro
 
 from ..config import UserError
 from .names import check_run, examples, families
-from .parsing import PARAMETERS, option_of, sentence
-from .suggestions import input_meant, word_meant
+from .parsing import PARAMETERS, input_meant, option_of, sentence, word_meant
 
 if TYPE_CHECKING:
     from ..families.family import Family
@@ -80,7 +79,7 @@ def dispatch(
         record = None
         try:
             record = find(target)
-            function, bound = _read(verb, words, usage, target, record, command)
+            function, bound = read_line(verb, words, usage, target, record, command(record))
         except UserError as error:
             failures.append((record is not None, error))
             continue
@@ -100,13 +99,13 @@ def missing(verb: str, usage: str) -> str:
     return f"{usage.split()[0]} is missing{families_named}; usage: pencil {verb} {usage}"
 
 
-def _read(
+def read_line(
     verb: str,
     words: Sequence[str],
     usage: str,
     target: str,
     record: "Family | None",
-    command: Callable[[Any], Callable[..., int]],
+    command: Callable[..., int],
 ) -> tuple[Callable[..., Any], Any]:
     """The line read with the options of this family."""
     shown = usage.replace("FAMILY", target)
@@ -119,7 +118,7 @@ def _read(
         help_format="plaintext",
     )
     app[HELP[0]].show = False
-    app.default(command(record))
+    app.default(command)
     try:
         function, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     except UnknownOptionError as error:
@@ -147,7 +146,7 @@ def _explain_unused(verb: str, record: "Family | None", error: UnusedCliTokensEr
 def _explain_unknown(verb: str, target: str, record: "Family | None", option: str) -> str:
     if verb == "train":
         return f"{option} comes after the family: pencil train {target} {option} VALUE"
-    see = f"pencil {verb} {target} --help lists its options"
+    see = f"pencil {'trace' if verb == 'walk' else verb} {target} --help lists its options"
     if record is not None:
         return f"{target} is a {record.name}: it takes no {option}; {input_meant(verb, record, option) or see}"
     if target.startswith("example:"):

@@ -13,7 +13,7 @@ from .. import files
 from ..config import UserError, check_output, expand_path
 from ..console import note
 from .names import check_run
-from .screens.terminal import progress_bar, read_input, read_text
+from .screens.terminal import read_input, read_text
 
 
 def embed(
@@ -63,14 +63,14 @@ def embed(
     from ..api.predict import embedder
     from ..device import pick_device
     from ..families.reader import settings_of
-    from ..progress import watched
+    from ..train.loop.report import shown_progress
 
     opened = open_run(run)
     vectors_of = embedder(opened.family, opened.path)
     loaded = load(run, pick_device(device), "auto")
     if loaded.tokenizer is None:
         raise opened.no_tokenizer()
-    with progress_bar("embedding") as show, watched(lambda done, total: show(done / max(1, total))):
+    with shown_progress("embedding"):
         vectors = vectors_of(loaded, texts, settings_of(loaded, pool, normalize), note)
     # nine digits give a number of 32 bits back exactly
     rows = [[f"{value:.9g}" for value in row] for row in vectors.tolist()]

@@ -8,18 +8,12 @@ from cyclopts import Parameter
 
 from ..config import UserError, closest, fitted, nearest, overrides, setting_types
 from .names import check_model, check_run, families
-from .suggestions import setting_meant
+from .parsing import setting_meant
 
 if TYPE_CHECKING:
     from ..families.family import Family
 
 Model = Annotated[str, Parameter(allow_leading_hyphen=True)]  # settings may come before it
-
-
-def model_settings(verb: str, words: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """A model's name and settings from `gpt:nano --model.heads 1 --model.width 64`; all else is refused."""
-    what, sections = settings_of(verb, words, ("model",))
-    return what, sections["model"]
 
 
 def settings_of(verb: str, words: Sequence[str], sections: Sequence[str]) -> tuple[str, dict[str, dict[str, str]]]:
@@ -32,7 +26,9 @@ def settings_of(verb: str, words: Sequence[str], sections: Sequence[str]) -> tup
             plain.append(word)
             continue
         if "." not in name:
-            raise UserError(f"{verb} takes no {name}; {_meant(name) or f'pencil {verb} --help lists its options'}")
+            of_models = [setting for record in families().values() for setting in setting_types(record.config)]
+            meant = setting_meant(name, {"model": of_models}) or f"pencil {verb} --help lists its options"
+            raise UserError(f"{verb} takes no {name}; {meant}")
         dotted += [word] if equals or not rest else [word, rest.pop(0)]
     values = overrides(dotted, sections)
     if not plain:
@@ -40,10 +36,6 @@ def settings_of(verb: str, words: Sequence[str], sections: Sequence[str]) -> tup
     if len(plain) > 1:
         raise UserError(_too_many(verb, *plain))
     return plain[0], values
-
-
-def _meant(option: str) -> str | None:
-    return setting_meant(option, {"model": [name for one in families().values() for name in setting_types(one.config)]})
 
 
 def _too_many(verb: str, what: str, *more: str) -> str:

@@ -9,7 +9,7 @@ from ..collectives.processes import barrier_without_timeout, rank0_first, world
 from ..config import UserError, fitted, overrides, setting_types
 from .launch import start_several
 from .names import check_run
-from .suggestions import setting_meant, undotted_words
+from .parsing import setting_meant, undotted_words
 from .train import Settings, train_to_end
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..config import UserError
 from ..console import Console, note, visible
-from .presets import Model, find_model, model_settings, title_of
+from .presets import Model, find_model, settings_of, title_of
 from .train import Settings
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def shapes(what: Model, /, *settings: Settings, batch: int = 1) -> int:
 
 def _find(words: Sequence[str]) -> "tuple[str, Family, Any]":
     """The model's name with its changed settings, its family and its config; notes settings without effect."""
-    what, changes = model_settings("shapes", words)
+    what, sections = settings_of("shapes", words, ("model",))
+    changes = sections["model"]
     record, config, _ = find_model(what, changes)
     for name in changes:
         try:

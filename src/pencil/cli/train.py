@@ -12,8 +12,8 @@ from ..collectives.processes import only_rank0_prints, world
 from ..config import UserError, overrides
 from ..console import note
 from .launch import began, leave, start_several
+from .parsing import option_meant, setting_meant, undotted_words
 from .screens.terminal import program
-from .suggestions import option_meant, setting_meant, undotted_words
 
 if TYPE_CHECKING:
     from ..families.family import Family

@@ -39,13 +39,7 @@ def verify(run: Path, /) -> int:
         console.print(visible(f"{'damaged':8} {error}", one_line=True), highlight=False, markup=False)
     verdict = f"{run}: {whole} whole" + (f", {faults} not" if faults else "")
     for what, names in zip(("not hashed", "foreign, and not read"), not_verified(run), strict=True):
-        verdict += f"; {what}: {_some(names)}" if names else ""
+        more = f" and {len(names) - NAMED_FILES} more" * (len(names) > NAMED_FILES)
+        verdict += f"; {what}: {', '.join(names[:NAMED_FILES])}{more}" if names else ""
     note(verdict)
     return 1 if faults else 0
-
-
-def _some(names: list[str]) -> str:
-    """The first names of a list."""
-    return ", ".join(names[:NAMED_FILES]) + (
-        f" and {len(names) - NAMED_FILES} more" if len(names) > NAMED_FILES else ""
-    )

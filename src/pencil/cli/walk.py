@@ -8,12 +8,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
+from cyclopts import Parameter
 
 from ..config import UserError, check_output
 from ..console import note, visible
-from .dispatch import reporting_misfits, trace_family
-from .parsing import PARAMETERS, option_of, sentence
+from .dispatch import read_line, reporting_misfits, trace_family
 from .trace import Edits, open_trace, trace_options
 
 if TYPE_CHECKING:
@@ -57,17 +56,11 @@ def walk(
                 else f"walk cannot use {word!r}; usage: pencil walk {USAGE}"
             )
         return _walk(document, html, None)
-    _known(document)
+    from ..learn.walks.data import document as written
+
+    written(document)  # an unknown document is refused before the run is opened
     record = trace_family(run)
-    app = App(name="pencil walk", usage=f"Usage: pencil walk {USAGE}", default_parameter=PARAMETERS, version_flags=[])
-    app.default(_run_command(record, run, html))
-    try:
-        command, bound, _ = app.parse_args([document, *options], exit_on_error=False, print_error=False)
-    except UnknownOptionError as error:
-        kind = f"{run} is a {record.name}" if record is not None else f"{run} has its own input"
-        raise UserError(f"{kind}: it takes no {option_of(error)}; pencil trace {run} --help lists its input") from None
-    except CycloptsError as error:
-        raise UserError(sentence(error, "pencil walk", f"pencil walk {USAGE}")) from None
+    command, bound = read_line("walk", [document, *options], USAGE, run, record, _run_command(record, run, html))
     with nullcontext() if record is not None else reporting_misfits(run):
         return command(*bound.args, **bound.kwargs)
 
@@ -88,13 +81,6 @@ def _run_command(record: "Family | None", run: str, html: Path | None) -> Callab
         return _walk(document, html, Source(visible(run, one_line=True), open_trace(run, record, options, edit)))
 
     return command
-
-
-def _known(document: str) -> None:
-    """Refuse an unknown document before a run is opened."""
-    from ..learn.walks.data import document as written
-
-    written(document)
 
 
 def _walk(document: str, html: Path | None, run: "Source | None") -> int:

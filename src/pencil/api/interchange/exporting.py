@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ...config import UserError
 from ...data.tokenizers.export import tokenizer_files
 from ...data.tokenizers.library import LibraryTokenizer
@@ -93,8 +91,10 @@ def export_run(
             for name, content in files.items():
                 (aside / name).parent.mkdir(exist_ok=True)
                 (aside / name).write_bytes(content)
-            name = WEIGHTS.get(library, "model.safetensors")
-            _write_weights(aside / name, architecture, model.state_dict(), config)
+            empty, tensors = skeleton(architecture.model, config).state_dict(), model.state_dict()
+            shapes = {name: tuple(t.shape) for name, t in write(architecture, empty, config)}
+            dtype, path = next(iter(tensors.values())).dtype, aside / WEIGHTS.get(library, "model.safetensors")
+            write_tensors(path, shapes, dtype, write(architecture, tensors, config), {"format": "pt"})
         (aside / LOCK).unlink(missing_ok=True)
         put_folder(aside, folder)
     except OSError as error:
@@ -137,14 +137,6 @@ def put_folder(aside: Path, folder: Path) -> None:
     aside.rename(folder)
     if old is not None:
         shutil.rmtree(old)
-
-
-def _write_weights(path: Path, architecture: Architecture, tensors: dict[str, Tensor], config: Any) -> None:
-    """Their tensors, one at a time."""
-    empty = skeleton(architecture.model, config).state_dict()
-    shapes = {name: tuple(t.shape) for name, t in write(architecture, empty, config)}
-    dtype = next(iter(tensors.values())).dtype
-    write_tensors(path, shapes, dtype, write(architecture, tensors, config), {"format": "pt"})
 
 
 def files_beside(

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,9 +159,9 @@ def import_checkpoint(
         *architecture.remarks(config),
         *architecture.about_dropout(theirs),
         *about_generation(checkpoint, architecture, record),
-        *_about_rows(config, own_tokenizer),
+        *_about_values(config, own_tokenizer, not_finite),
     ]
-    for note in (*notes, *_about_values(not_finite), *_without_tokenizer(config, own_tokenizer)):
+    for note in notes:
         notify(note)
     return Run.open(path)
 
@@ -219,11 +219,6 @@ def _finite(
         yield name, tensor
 
 
-def _about_values(names: list[str]) -> list[str]:
-    more = f", and so do {len(names) - 1} other tensors" if len(names) > 1 else ""
-    return [f"{names[0]} holds NaN or infinity{more}: what the model computes will be NaN, too"] if names else []
-
-
 def _put(aside: Path, path: Path, force: bool) -> None:
     """Give a run that is whole its name; the former one of that name goes away."""
     old = Run.open(path).put_aside() if path.exists() and force else None
@@ -255,18 +250,17 @@ def _tokenizer(
     return tokenizer, table
 
 
-def _about_rows(config: Any, tokenizer: Tokenizer | None) -> list[str]:
-    """A sentence about rows of the vocabulary that no token has, as where it was made a multiple of something."""
-    spare = getattr(config, "vocab", 0) - tokenizer.vocab if tokenizer is not None else 0
-    return (
-        [f"{spare} of its {config.vocab} rows of the vocabulary have no token: they are never sampled"] if spare else []
-    )
-
-
-def _without_tokenizer(config: Any, tokenizer: Tokenizer | None) -> list[str]:
-    if tokenizer is not None or getattr(config, "vocab", None) is None:
-        return []
-    return ["it comes without a tokenizer, so texts cannot be read: import it again with --tokenizer FILE"]
+def _about_values(config: Any, tokenizer: Tokenizer | None, not_finite: Sequence[str]) -> Iterator[str]:
+    """Sentences about rows of the vocabulary without a token, weights that are no numbers, and a missing tokenizer."""
+    vocab = getattr(config, "vocab", None)
+    if vocab is not None and tokenizer is not None and (spare := vocab - tokenizer.vocab):
+        # as where the vocabulary was made a multiple of something
+        yield f"{spare} of its {vocab} rows of the vocabulary have no token: they are never sampled"
+    if not_finite:
+        more = f", and so do {len(not_finite) - 1} other tensors" if len(not_finite) > 1 else ""
+        yield f"{not_finite[0]} holds NaN or infinity{more}: what the model computes will be NaN, too"
+    if vocab is not None and tokenizer is None:
+        yield "it comes without a tokenizer, so texts cannot be read: import it again with --tokenizer FILE"
 
 
 def _dtype_of(checkpoint: Checkpoint) -> torch.dtype:

@@ -80,7 +80,7 @@ def settings_list(
             if section == "model" and field.name in (unknown or {}) and value is not None:
                 rows.append((f"# {field.name} =", (unknown or {})[field.name]))
                 continue
-            shown = f"# {name} =" if value is None else _line(name, value)
+            shown = f"# {name} =" if value is None else to_toml({"x": {name: value}}).splitlines()[1]
             about = "; ".join(filter(None, (describe_setting(types[field.name]), comments.get(field.name, ""))))
             rows.append((shown, about if value is not None else f"unset; {about}"))
         if not rows:
@@ -97,10 +97,6 @@ def describe_setting(kind: Any) -> str:
         options = [kind]
     text = " or ".join(describe_type(option) for option in options).removeprefix("one of ")
     return f"{text} or none" if type(None) in getattr(kind, "__args__", ()) else text
-
-
-def _line(name: str, value: Any) -> str:
-    return to_toml({"x": {name: value}}).splitlines()[1]
 
 
 def option_help(kind: type) -> dict[str, str]:
