@@ -93,8 +93,8 @@ def export_run(
                 (aside / name).write_bytes(content)
             empty, tensors = skeleton(architecture.model, config).state_dict(), model.state_dict()
             shapes = {name: tuple(t.shape) for name, t in write(architecture, empty, config)}
-            dtype, path = next(iter(tensors.values())).dtype, aside / WEIGHTS.get(library, "model.safetensors")
-            write_tensors(path, shapes, dtype, write(architecture, tensors, config), {"format": "pt"})
+            weights, stored = aside / WEIGHTS.get(library, "model.safetensors"), next(iter(tensors.values())).dtype
+            write_tensors(weights, shapes, stored, write(architecture, tensors, config), {"format": "pt"})
         (aside / LOCK).unlink(missing_ok=True)
         put_folder(aside, folder)
     except OSError as error:
