@@ -34,9 +34,9 @@ from pencil.explore.cells import contributions, receipt
 from pencil.explore.outline import outline
 from pencil.explore.session import Session
 
-def explore(run):
+def explore(run=None):
     '''The views of the page, which the verb would serve until it is stopped.'''
-    session = Session.open(run)
+    session = Session.open(run) if run else Session.of_example()
     state = {"model": session.id, "input": session.about()["example"], "edits": []}
     session.answer(state)
     session.record(state)
@@ -48,7 +48,7 @@ def explore(run):
 for code, *words in json.loads(sys.argv[1]):
     print("$", *words, flush=True)
     if words[0] == "explore" and not code:
-        explore(words[1])
+        explore(*words[1:])
         continue
     try:
         main(words)

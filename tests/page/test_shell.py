@@ -471,6 +471,7 @@ def test_a_refusal_is_shown_in_its_own_words_and_only_what_may_pass_is_tried_aga
     with mocked(browser, replies, "#view=numbers", wrong := []) as page:
         sentence, again = page.locator("main [role=alert]"), page.get_by_role("button", name="Try again")
         record = "() => pencil.session.trace(true).catch(() => undefined)"
+        page.wait_for_function("() => pencil.session?.source")  # the page has found its server
         for refusal, buttons in (
             (Status(400, long), 0),
             (Status(503, "the server is stopping"), 1),

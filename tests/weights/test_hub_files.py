@@ -149,7 +149,7 @@ def test_shards_of_the_hub_are_all_fetched(server, tmp_path):
     }  # fmt: skip
     with open_checkpoint("hf:owner/big") as found:
         assert set(found.source.shapes()) == {"a", "b"}
-        shard = found.files[1]
+        shard = found.source.entries["b"][0]
     assert "pytorch_model-00001-of-00001.bin" not in server.asked
     shard.unlink()
     server.asked.clear()

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 
 from .probe import OFF, Probe
 
@@ -91,7 +90,7 @@ class _Gelu(torch.autograd.Function):
         return F.gelu(x)
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Float[Tensor, "..."]], output: Float[Tensor, "..."]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Float[Tensor, "..."]], output: Float[Tensor, "..."]) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 

@@ -331,7 +331,7 @@ def _adaln(x: Row, scale: Row, shift: Row) -> Question:
             Table("from the condition", [scale, shift], names, ["γ (scale)", "β (shift)"]),
         ),
         "adaLN, γ·LN(x) + β: LayerNorm gives this token mean 0 and standard deviation 1; then each number is "
-        "multiplied by γ, and β is added. What does the block read? (adaLN-Zero would multiply by 1 + γ.)",
+        "multiplied by γ (adaLN-Zero would multiply by 1 + γ), and β is added. What does the block read?",
         blanks(names, done["attn_norm"], 2, hand.roundings("out", 2)),
         (
             mistake(
