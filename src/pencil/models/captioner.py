@@ -66,7 +66,6 @@ class CaptionerConfig(BlockConfig, without=("head_dim", "rope_scaling", "rope_fa
     depth: int = 3  # number of blocks
     image_width: int | None = None  # width of the patch embeddings, projected to width; width unless given
     text_width: int | None = None  # width of the token embeddings, projected to width; width unless given
-    norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
     bias: bool = False  # biases in norms, blocks and head; the patch projection always has one
     mask: Literal["causal", "prefix"] = "prefix"  # prefix: the image attends to itself in both directions
     positions: Scheme = "rope"  # position scheme of the text

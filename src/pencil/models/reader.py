@@ -33,7 +33,6 @@ class ReaderConfig(BlockConfig, without=("head_dim",)):
     depth: int = 3  # number of blocks
     norm_position: NormPosition = "pre"  # before each sublayer (pre) or after it (post)
     embed_norm: bool = False  # a norm after the embeddings, as in BERT
-    norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
     bias: bool = True  # biases in linear layers and norms
     token_types: int = 0  # number of token types (segments); 0 for none
     pool: Literal["class", "mean"] = "class"  # the class is read from the first token, or from the mean of all

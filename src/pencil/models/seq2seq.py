@@ -8,7 +8,7 @@ reordering beams moves only the target's keys.
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -40,7 +40,6 @@ class Seq2SeqConfig(BlockConfig):
     decoder_depth: int | None = None  # number of blocks of the decoder; depth unless given
     heads: int = 4  # attention heads in a block
     norm_position: NormPosition = "pre"  # before each sublayer (pre) or after it (post)
-    norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
     buckets: int | None = None  # of the distances of t5 positions; 32 unless given
     rope_scaling: Scaling | None = None  # for contexts longer than the one trained on
     share_embeddings: bool = True  # one token table for source and target
