@@ -13,7 +13,7 @@ from copy import copy
 from functools import cached_property
 from html import escape
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +25,10 @@ from .graph import ROUNDING
 from .linearized import Leaf, LinearizedModel
 from .receipt import format_number
 from .trace_base import TraceBase
+from .traced_model import TracedModel
 
-if TYPE_CHECKING:
-    from .live_trace import LiveTrace
+# a trace that still has its model: live_trace.py gives it contributions, so its class cannot be imported here
+LiveTrace = Any
 
 # ---- a part of a sum, and parts as a table
 
@@ -138,8 +139,9 @@ def block_of(name: str) -> str:
 class Tree:
     """Divides numbers of a linearized model into parts, and names them in the words of its trace."""
 
-    def __init__(self, trace: "LiveTrace", model: LinearizedModel):
-        self.trace, self.traced_model, self.model = trace, trace.traced_model, model
+    def __init__(self, trace: LiveTrace, model: LinearizedModel):
+        self.trace, self.model = trace, model
+        self.traced_model: TracedModel = trace.traced_model
         declared = self.traced_model.declared
         self.tails = {name.partition(".")[2]: entry for name, entry in declared.items() if "." in name}
 
@@ -294,7 +296,7 @@ EXACT = 1e-12  # of the sum of sizes: what double precision may leave between a 
 _newest: deque[LinearizedModel] = deque(maxlen=2)
 
 
-def linearized(trace: "LiveTrace") -> LinearizedModel:
+def linearized(trace: LiveTrace) -> LinearizedModel:
     """The model of a trace with its nonlinear parts held: made once, and again when it was dropped."""
     model = trace.linearized() if trace.linearized is not None else None
     if model is None:
@@ -387,7 +389,7 @@ class Contributions:
     """
 
     @torch.inference_mode(False)
-    def __init__(self, trace: "LiveTrace", cell: str, against: str | int | None = None):
+    def __init__(self, trace: LiveTrace, cell: str, against: str | int | None = None):
         name, index = _located(trace, cell)
         self.cell, self.against = cell, None if against is None else str(against)
         model = linearized(trace)
