@@ -1,5 +1,6 @@
 """The wheel and the sdist: every file of the package is in them, and the wheel works outside of a checkout."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -217,5 +218,7 @@ def test_the_extras_that_sentences_name_exist():
         text = path.read_text(encoding="utf-8")
         assert "pencil-transformers[" not in text, path
         found += re.findall(r"install\('([\w-]+)'\)", text)
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        found += [ast.literal_eval(call.args[2]) for call in calls if ast.unparse(call.func) == "package"]
     assert {"hub-data", "latents"} <= set(found) <= set(PROJECT["optional-dependencies"])
     assert set(_OPEN) <= set(PROJECT["optional-dependencies"]) | {"none"}

@@ -7,11 +7,13 @@ Tensors that were renamed are mapped by their prefix.
 
 import dataclasses
 import difflib
+import importlib
 import json
 import math
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -168,6 +170,32 @@ def distance(a: str, b: str, limit: int) -> int:
 def install(extra: str) -> str:
     """The command that installs what an extra needs."""
     return f"pip install '.[{extra}]' in the checkout of Pencil"
+
+
+def package(name: str, need: str, extra: str) -> Any:
+    """A module of a package that comes with an extra; where that is not installed, refuse with the line that installs
+    it. `need` says what needs the package."""
+    try:
+        importlib.import_module(name.partition(".")[0])
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"{need}; {install(extra)}") from None
+
+
+def first_line(error: Exception) -> str:
+    """What a library says of a fault, without what follows in other lines; its type where it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def refused(what: str) -> Iterator[None]:
+    """Refuse what a library fails at, which raises many kinds; `what` says what could not be done."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {first_line(error)}") from None
 
 
 def check_output(option: str, path: Path | None, *endings: str) -> None:

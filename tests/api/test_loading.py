@@ -90,7 +90,7 @@ def large(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(cache, "fingerprint", counted)
     # a file that was changed within the clock's step is hashed again: these are older
-    monkeypatch.setattr(cache, "SETTLED", -(10**12))
+    monkeypatch.setattr(cache, "SETTLED_NANOSECONDS", -(10**12))
     return copy, read
 
 

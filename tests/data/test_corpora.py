@@ -11,11 +11,9 @@ from pencil.config import UserError
 from pencil.data import sources
 from pencil.data.images import loading as images
 from pencil.data.images.shards import find_shards
-from pencil.data.tables.pair_files import read_parquet
-from pencil.data.tables.pairs import load_labelled
+from pencil.data.tables.pairs import load_labelled, read_parquet
 from pencil.data.text import corpus, records
 from pencil.data.text import text_data as text
-from pencil.data.text.hub_text import from_hub
 from pencil.data.tokenizers.folders import find_tokenizer
 from pencil.data.tokenizers.tokenizer import ByteTokenizer
 from pencil.train.tasks.language_modeling import LanguageModeling
@@ -96,7 +94,7 @@ def links_out(folder, name):
     (lambda folder: text.find(str(folder)), "z.txt"), (lambda folder: text.find(str(folder)), "z.jsonl"),
     (lambda folder: text.find(str(folder)), "inner/z.txt"), (lambda folder: text.find(f"{folder},{folder}"), "z.txt"),
     (lambda folder: text.find(f"{folder}/*.txt"), "z.txt"), (lambda folder: find_shards(str(folder)), "z.tar"),
-    (lambda folder: read_parquet(folder, str(folder)), "z.parquet"), (lambda folder: from_hub(str(folder), None), "z.csv"),
+    (lambda folder: read_parquet(folder, str(folder)), "z.parquet"), (lambda folder: text.find(f"hf:{folder}"), "z.csv"),
     (lambda folder: images.load(f"hf:{folder}", "label"), "z.parquet"), (find_tokenizer, "vocab.txt"),
     (find_tokenizer, "tokenizer_config.json"), (lambda folder: images.load(str(folder), "label"), "train-images-idx3-ubyte"),
 ])  # fmt: skip
@@ -202,7 +200,7 @@ def test_a_record_that_cannot_be_read_is_named_by_its_line(tmp_path, line, why):
 
 
 def test_a_packed_line_that_is_too_long_is_refused_before_it_is_in_memory_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "MAX_LINE", 1 << 23)
+    monkeypatch.setattr(records, "MAX_LINE_BYTES", 1 << 23)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "' + b"x" * (1 << 24) + b'"}\n'))
     tracemalloc.start()
@@ -212,8 +210,8 @@ def test_a_packed_line_that_is_too_long_is_refused_before_it_is_in_memory_twice(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 1.5 * records.MAX_LINE
-    monkeypatch.setattr(records, "PIECE", 7)  # lines of any length come whole
+    assert peak < 1.5 * records.MAX_LINE_BYTES
+    monkeypatch.setattr(records, "PIECE_BYTES", 7)  # lines of any length come whole
     whole = [b"a" * length + b"\n" for length in (0, 5, 6, 7, 13, 14, 20)] + [b"the end"]
     path.write_bytes(gzip.compress(b"".join(whole)))
     assert [line for _, line in records.lines_of(path)] == whole
@@ -228,7 +226,7 @@ def test_compressed_records_that_are_damaged(tmp_path, monkeypatch):
     path.write_bytes(b"no gzip")
     with pytest.raises(UserError, match=r"a\.jsonl\.gz cannot be read: Not a gzipped file"):
         text.load(str(path), "byte")
-    monkeypatch.setattr(records, "MAX_LINE", 1000)
+    monkeypatch.setattr(records, "MAX_LINE_BYTES", 1000)
     path.write_bytes(gzip.compress(json.dumps({"text": "a" * 2000}).encode()))
     with pytest.raises(UserError, match="line 1: longer than 1,000 bytes"):
         text.load(str(path), "byte")
@@ -278,8 +276,8 @@ def test_a_text_of_two_encodings_is_not_to_be_converted_whole(tmp_path, monkeypa
 def test_a_large_file_is_checked_once_while_it_stays_the_same(tmp_path, monkeypatch):
     from pencil.data import cache
 
-    monkeypatch.setattr(cache, "SETTLED", -(1 << 62))  # as if the files had been there for long
-    monkeypatch.setattr(corpus, "LARGE", 1)
+    monkeypatch.setattr(cache, "SETTLED_NANOSECONDS", -(1 << 62))  # as if the files had been there for long
+    monkeypatch.setattr(corpus, "LARGE_BYTES", 1)
     path = tmp_path / "a.txt"
     path.write_text("words " * 99)
     read, plain = [], corpus._read

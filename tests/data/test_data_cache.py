@@ -126,7 +126,7 @@ def test_a_second_time_only_what_changed_is_read(folder, tmp_path, monkeypatch):
     paths[0].parent.mkdir()
     for i, path in enumerate(paths):
         path.write_bytes(bytes([i]) * 101)
-    monkeypatch.setattr(cache, "SETTLED", -(1 << 62))  # as if the files had been there for long
+    monkeypatch.setattr(cache, "SETTLED_NANOSECONDS", -(1 << 62))  # as if the files had been there for long
     read = []
     plain = cache.fingerprint
     monkeypatch.setattr(cache, "fingerprint", lambda path: read.append(path.name) or plain(path))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pencil.config import UserError
-from pencil.data.text import hub_text
+from pencil.data.text import corpus
 from pencil.data.text import text_data as text
 
 ROWS = [{"text": f"tale {i} of a pencil, é\n" * (i % 5), "id": str(i)} for i in range(61)]
@@ -17,7 +17,7 @@ def datasets(tmp_path, monkeypatch):
     found = pytest.importorskip("datasets", reason="the datasets package (an extra) is not installed")
     monkeypatch.setattr(found.config, "HF_DATASETS_CACHE", tmp_path / "hf")
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub_text, "PART", 701)
+    monkeypatch.setattr(corpus, "PART_BYTES", 701)
     return found
 
 

@@ -14,7 +14,7 @@ from pencil.data.images import loading as images
 from pencil.data.images.augment import ImageTransform
 from pencil.data.images.decoding import open_image
 from pencil.data.images.examples import ArrayExamples, FileExamples
-from pencil.data.images.idx import read_idx
+from pencil.data.images.loading import read_idx
 
 GREY, COLOUR = ImageTransform((16, 24), 1), ImageTransform((16, 24), 3)
 

@@ -39,7 +39,7 @@ def test_a_large_picture_is_the_same_reduced_as_whole(mode, channels, orientatio
     exif[0x0112] = orientation
     smooth((307, 211), mode).save(path, exif=exif)
     whole = shrink(decode(path, transform), transform.size)
-    monkeypatch.setattr(decoding, "LARGE", 1000)
+    monkeypatch.setattr(decoding, "LARGE_PIXELS", 1000)
     monkeypatch.setattr("pencil.data.images.augment.STRIP", 307 * 17)
     reduced = decode(path, transform)
     assert reduced.width < 307 / 3
@@ -52,7 +52,7 @@ def test_a_large_picture_is_the_same_reduced_as_whole(mode, channels, orientatio
 
 def test_a_very_long_picture_is_not_reduced_below_what_is_needed(tmp_path, monkeypatch):
     smooth((1009, 23), "RGB").save(tmp_path / "long.png")
-    monkeypatch.setattr(decoding, "LARGE", 1000)
+    monkeypatch.setattr(decoding, "LARGE_PIXELS", 1000)
     assert decode(tmp_path / "long.png", ImageTransform((11, 17), 3)).size == (1009, 23)
 
 

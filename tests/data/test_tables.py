@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pencil.config import UserError
 from pencil.data.tables import pairs
 from pencil.data.tables.columns import LABELLED, LABELS, TEXTS, Chosen
-from pencil.data.tables.pair_files import read_pairs
+from pencil.data.tables.pairs import read_pairs
 from pencil.data.tables.tables import DELIMITERS, Format
 from pencil.data.text import text_data as text
 

@@ -17,7 +17,7 @@ import pytest
 import small_tokenizers
 from pencil.config import UserError
 from pencil.data import cache
-from pencil.data.text import corpus, token_workers, tokenizing, units
+from pencil.data.text import corpus, units
 from pencil.data.text import text_data as text
 from pencil.data.tokenizers.library import LibraryTokenizer
 from pencil.data.tokenizers.tokenizer import ByteTokenizer, train_bpe
@@ -38,9 +38,9 @@ def folder(tmp_path, monkeypatch):
     """A cache of its own; every corpus counts as large, and pieces and units are small."""
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PENCIL_WORKERS", "2")
-    monkeypatch.setattr(tokenizing, "LARGE", 1)
-    monkeypatch.setattr(token_workers, "UNIT", 1 << 14)
-    monkeypatch.setattr(tokenizing, "units_of", lambda *how: units.units_of(*how, 1 << 14))
+    monkeypatch.setattr(text, "LARGE_BYTES", 1)
+    monkeypatch.setattr(text, "UNIT_BYTES", 1 << 14)
+    monkeypatch.setattr(text, "units_of", lambda *how: units.units_of(*how, 1 << 14))
     for module in (corpus, units):
         monkeypatch.setattr(module, "CHUNK", 4099)
     return tmp_path / "cache"
@@ -96,16 +96,16 @@ def test_ids_do_not_depend_on_where_units_are_cut(tmp_path):
 
 
 KILLED = """
-import os, signal, sys
-from pencil.data.text import corpus, text_data as text, token_workers, tokenizing, units
-tokenizing.LARGE, token_workers.UNIT, corpus.CHUNK, units.CHUNK = 1, 1 << 14, 4099, 4099
-tokenizing.units_of = lambda *how: units.units_of(*how, 1 << 14)
+import contextlib, os, signal, sys
+from pencil.data.text import corpus, text_data as text, units
+text.LARGE_BYTES, text.UNIT_BYTES, corpus.CHUNK, units.CHUNK = 1, 1 << 14, 4099, 4099
+text.units_of = lambda *how: units.units_of(*how, 1 << 14)
 done = []
-def advance(bar, size):
+def advance(size):
     done.append(size)
     if len(done) == 5:
         os.kill(os.getpid(), signal.SIGKILL)
-tokenizing._Bar.advance = advance
+text._progress = lambda corpus, workers: contextlib.nullcontext(advance)
 text.load(sys.argv[1], "byte")
 """
 
@@ -124,17 +124,17 @@ def test_a_killed_tokenization_goes_on_with_the_parts_that_are_whole(tmp_path, f
     damaged.write_bytes(damaged.read_bytes()[:-2])
     kept = {part.name: part.stat().st_ino for part in parts}
     made = []
-    plain = token_workers.Workers.submit
+    plain = text.Workers.submit
 
     def submit(workers, unit, path):
         made.append(path.name)
         return plain(workers, unit, path)
 
-    token_workers.Workers.submit = submit
+    text.Workers.submit = submit
     try:
         data = text.load(str(path), "byte")
     finally:
-        token_workers.Workers.submit = plain
+        text.Workers.submit = plain
     assert bytes(data.ids.astype(np.uint8)) == path.read_bytes()
     assert damaged.name in made
     assert not set(made) & (kept.keys() - {damaged.name})
@@ -173,9 +173,9 @@ def test_what_a_process_refuses_is_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("code", ["import sys; sys.stdin.readline(); sys.exit(3)", "import os; os._exit(3)"])
 def test_a_process_that_dies_is_said_so(tmp_path, monkeypatch, code):
-    monkeypatch.setattr(token_workers, "WORKER", code)
+    monkeypatch.setattr(text, "WORKER", code)
     # more than a pipe holds: it is not read before the process ends
-    monkeypatch.setattr(token_workers.Workers, "_about", lambda self: b"x" * 1_000_003 + b"\n")
+    monkeypatch.setattr(text.Workers, "_about", lambda self: b"x" * 1_000_003 + b"\n")
     path = tmp_path / "a.txt"
     path.write_text(prose(9, 3000))
     with pytest.raises(UserError, match=r"ended \(exit status 3\).*run the command again, which keeps what is done"):
@@ -187,7 +187,7 @@ def test_a_process_that_dies_is_said_so(tmp_path, monkeypatch, code):
 
 def test_a_process_that_starts_while_the_others_are_ended_ends_too(tmp_path, monkeypatch):
     """The refusal comes while a thread is still starting its process."""
-    plain, late = token_workers.Workers._start, threading.Event()
+    plain, late = text.Workers._start, threading.Event()
 
     def start(workers):
         late.wait(30)
@@ -198,8 +198,8 @@ def test_a_process_that_starts_while_the_others_are_ended_ends_too(tmp_path, mon
         raise UserError("refused")
 
     shutdown = ThreadPoolExecutor.shutdown
-    monkeypatch.setattr(token_workers.Workers, "_start", start)
-    monkeypatch.setattr(tokenizing, "units_of", refuse)
+    monkeypatch.setattr(text.Workers, "_start", start)
+    monkeypatch.setattr(text, "units_of", refuse)
     monkeypatch.setattr(ThreadPoolExecutor, "shutdown", lambda self, **how: late.set() or shutdown(self, **how))
     path = tmp_path / "a.txt"
     path.write_text(prose(15, 3000))
@@ -222,14 +222,14 @@ def test_a_tokenizer_that_cannot_be_written_down_is_used_here(tmp_path, monkeypa
 MEMORY = """
 import atexit, sys
 from pathlib import Path
-from pencil.data.text import text_data as text, token_workers
+from pencil.data.text import text_data as text
 from pencil.data.tokenizers.tokenizer import ByteTokenizer
 # a process that was forked counts its parent's memory in ru_maxrss; this is only its own
 OWN = "int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
 report = Path(sys.argv[2])
-token_workers.WORKER = (
-    f"import sys; from pencil.data.text import token_workers; before = {OWN}; import atexit; "
-    f"atexit.register(lambda: open({str(report)!r}, 'a').write(str({OWN} - before) + ' ')); token_workers.work()"
+text.WORKER = (
+    f"import sys; from pencil.data.text import text_data; before = {OWN}; import atexit; "
+    f"atexit.register(lambda: open({str(report)!r}, 'a').write(str({OWN} - before) + ' ')); text_data.work()"
 )
 before = eval(OWN)
 ids = text.tokenize(text.find(sys.argv[1]), ByteTokenizer())
@@ -284,7 +284,7 @@ def test_parts_of_other_bytes_are_not_taken_for_those_of_the_corpus(tmp_path, fo
     path.write_bytes(b"?" + content[1:])
     with monkeypatch.context() as patch:  # a run that was killed before it came to the end of the file
         patch.setattr(units, "check_same", lambda *given: None)
-        patch.setattr(tokenizing, "_join", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(text, "_join", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             text.tokenize(found, ByteTokenizer())
     assert len(list(folder.glob("*-part-*.json"))) > 2
@@ -302,7 +302,7 @@ def test_a_small_or_compressed_file_that_changes_is_refused(tmp_path, folder, mo
     os.utime(packed, ns=(1, 1))
     with pytest.raises(UserError, match="has changed while it was read"):
         list(units.encode_unit(unit, ByteTokenizer(), np.zeros(0, int)))
-    monkeypatch.setattr(tokenizing, "LARGE", 1 << 30)
+    monkeypatch.setattr(text, "LARGE_BYTES", 1 << 30)
     path = tmp_path / "b.txt"
     path.write_text("one text\n")
     found = text.find(str(path))
@@ -317,7 +317,7 @@ def test_parts_stay_until_the_whole_is_sealed(tmp_path, folder, monkeypatch, cap
     path.write_text(prose(17, 5000))
     found = text.find(str(path))
     with monkeypatch.context() as patch:
-        patch.setattr(tokenizing, "seal", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(text, "seal", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             text.tokenize(found, ByteTokenizer())
     assert list(folder.glob("*-part-*"))
@@ -328,7 +328,7 @@ def test_parts_stay_until_the_whole_is_sealed(tmp_path, folder, monkeypatch, cap
 
 
 def test_one_process_of_a_training_reads_a_large_file_of_the_cache(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cache, "LARGE", 1 << 14)
+    monkeypatch.setattr(cache, "LARGE_BYTES", 1 << 14)
     path = tmp_path / "a.txt"
     path.write_text(prose(19, 3000))
     found = text.find(str(path))
@@ -336,7 +336,7 @@ def test_one_process_of_a_training_reads_a_large_file_of_the_cache(tmp_path, mon
     kept, read = text.tokens_path(found.hash, ByteTokenizer())[0], []
     plain = cache.fingerprint
     monkeypatch.setattr(cache, "fingerprint", lambda path: read.append(path) or plain(path))
-    monkeypatch.setattr(cache, "SETTLED", -1)  # a file that was just written is remembered, too
+    monkeypatch.setattr(cache, "SETTLED_NANOSECONDS", -1)  # a file that was just written is remembered, too
     for rank, times in ((None, 1), ("0", 2), ("1", 2), ("7", 2)):
         monkeypatch.setenv("RANK", rank) if rank else monkeypatch.delenv("RANK", raising=False)
         assert cache.usable(kept)

@@ -15,7 +15,7 @@ from test_pickled import Executed
 from conftest import call
 from pencil.config import UserError
 from pencil.data.images import loading as images
-from pencil.data.images.idx import read_idx
+from pencil.data.images.loading import read_idx
 from pencil.data.tables import pairs
 from pencil.data.text.corpus import find
 from pencil.data.tokenizers.folders import find_tokenizer

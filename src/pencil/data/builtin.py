@@ -40,9 +40,9 @@ class Scenes:
 
     def __init__(self, hard: bool = False):
         self.hard, self.canvas = hard, 32 if hard else 16
-        pictures, labels, held = digits()
+        pictures, labels, held_out = digits()
         self.handwriting = {
-            unseen: [pictures[(labels == digit) & (held == unseen), 0] for digit in range(10)]
+            unseen: [pictures[(labels == digit) & (held_out == unseen), 0] for digit in range(10)]
             for unseen in (False, True)
         }
 
@@ -70,8 +70,8 @@ class Scenes:
         """The digits in the caption's order; rows that break the rule of combinations are sampled again."""
         named = rng.integers(0, 10, (len(counts), 4))
         while True:
-            kept = held_out_combination(named[:, :-1], named[:, 1:]) & (np.arange(1, 4) < counts[:, None])
-            wrong = kept.any(1) != held_out
+            apart = held_out_combination(named[:, :-1], named[:, 1:]) & (np.arange(1, 4) < counts[:, None])
+            wrong = apart.any(1) != held_out
             if not wrong.any():
                 return named
             named[wrong] = rng.integers(0, 10, (int(wrong.sum()), 4))
@@ -104,12 +104,12 @@ class Scenes:
         again = np.ones(count, bool)
         while again.any():
             n = int(again.sum())
-            chosen = rng.random((n, 9)).argsort(1)[:, :4]
-            chosen = np.sort(np.where(present[again], chosen, 9), 1)  # absent digits come last
+            places = rng.random((n, 9)).argsort(1)[:, :4]
+            places = np.sort(np.where(present[again], places, 9), 1)  # absent digits come last
             # a corner has seven positions along each axis of a ninth, and two pixels separate the ninths: which ninth
             # a digit is in stays visible
-            ninths[again] = chosen
-            corners[again] = 9 * np.stack((chosen // 3, chosen % 3), 2) + rng.integers(0, 7, (n, 4, 2))
+            ninths[again] = places
+            corners[again] = 9 * np.stack((places // 3, places % 3), 2) + rng.integers(0, 7, (n, 4, 2))
             far = (abs(corners[:, :, None] - corners[:, None]) >= SIDE).any(-1)
             fine = far | np.eye(4, dtype=bool) | ~(present[:, :, None] & present[:, None])
             again = ~fine.all((1, 2))

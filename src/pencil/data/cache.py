@@ -4,17 +4,17 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ..config import UserError
 from ..console import note
 from ..files import entry_of, fingerprint, matches, one_at_a_time, read_json, write_aside
 
-LARGE = 1 << 26  # bytes of a file that not every process of a training reads whole
-LARGEST_RECORD = 1 << 16  # bytes of the record of one file
-SETTLED = 2_000_000_000  # nanoseconds; a file changed twice within the clock's step may look unchanged
+LARGE_BYTES = 1 << 26  # of a file that not every process of a training reads whole
+LARGEST_RECORD_BYTES = 1 << 16  # of the record of one file
+SETTLED_NANOSECONDS = 2_000_000_000  # a file changed twice within the clock's step may look unchanged
 
 
 def cache_folder() -> Path:
@@ -54,16 +54,16 @@ def cache_fault(path: Path, verified: bool = False) -> str | None:
     if not record.exists():
         return f"cannot be verified: {record.name}, the record of its content, is missing"
     try:
-        known = read_json(record, LARGEST_RECORD)
+        entry = read_json(record, LARGEST_RECORD_BYTES)
     except UserError as error:
         return f"cannot be verified: {error}"
-    if known.get("file") != path.name or set(known) != {"file", "size", "sha256"}:
+    if entry.get("file") != path.name or set(entry) != {"file", "size", "sha256"}:
         return f"cannot be verified: {record} is of another file, or is damaged"
-    whole = path.is_file() and path.stat().st_size == known["size"]
-    if whole and path.stat().st_size < LARGE:
-        whole = matches(path, known)
+    whole = path.is_file() and path.stat().st_size == entry["size"]
+    if whole and path.stat().st_size < LARGE_BYTES:
+        whole = matches(path, entry)
     elif whole:
-        whole = remembered_hash(path, anew=not verified, kind="cache") == known["sha256"]
+        whole = remembered_hash(path, anew=not verified, kind="cache") == entry["sha256"]
     return None if whole else f"is damaged: it does not match {record.name}"
 
 
@@ -81,13 +81,25 @@ def usable(path: Path) -> bool:
     return path.exists()
 
 
-@contextmanager
-def making(path: Path) -> Iterator[None]:
+def keep(path: Path, content: bytes) -> None:
+    """Write a cached file, and record what it holds."""
+    write_aside(path, content)
+    write_aside(record_of(path), json.dumps({"file": path.name, **entry_of(content)}, indent=1).encode())
+
+
+def cached(path: Path, make: Callable[[], bytes]) -> bytes:
+    """The content of a cached file, which one process makes where it is not there."""
+    with making(path):
+        if not usable(path):
+            keep(path, make())
+        return path.read_bytes()
+
+
+def making(path: Path) -> AbstractContextManager[None]:
     """One process makes a cached file; the others that need it wait until it is there."""
-    with one_at_a_time(
+    return one_at_a_time(
         path.with_name(f".{path.name}.lock"), lambda: note(f"another process is making {path}: this one waits for it")
-    ):
-        yield
+    )
 
 
 def _sha256(path: Path) -> str:
@@ -97,42 +109,34 @@ def _sha256(path: Path) -> str:
 def hash_files(
     folder: Path,
     paths: Iterable[Path],
-    kept_as: str = "",
+    name: str = "",
     anew: bool = False,
     written: str | None = None,
     digest: Callable[[Path], str] = _sha256,
 ) -> dict[Path, str]:
-    """SHA-256 of each file, whole; what is known of a file that has the same times and size is not read again.
+    """SHA-256 of each file, whole; one whose times and size are those of its last hashing is not read again.
 
-    It is `kept_as` a name in the cache, by default one of the folder's path. With `anew` every file is read. `written`
-    is the hash of a file that was just written here, to be kept. `digest` reads a file.
+    The hashes have a `name` in the cache, by default one of the folder's path. With `anew` every file is read.
+    `written` is the hash of a file that was just written here. `digest` reads a file.
     """
-    known_as = kept_as or f"pictures-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]}"
-    index = cache_folder() / f"{known_as}.json"
+    name = name or f"pictures-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]}"
+    index = cache_folder() / f"{name}.json"
     with making(index):
-        return _hash_files(folder, paths, index, anew, written, digest)
-
-
-def _hash_files(
-    folder: Path, paths: Iterable[Path], index: Path, anew: bool, written: str | None, digest: Callable[[Path], str]
-) -> dict[Path, str]:
-    known = json.loads(index.read_bytes())["files"] if usable(index) else {}
-    found, hashes, asked, now = {}, {}, set(), time.time_ns()
-    for path in paths:
-        name, about = path.relative_to(folder).as_posix(), path.stat()
-        asked.add(name)
-        mark = [about.st_mtime_ns, about.st_ctime_ns, about.st_size]
-        old = known.get(name)
-        same = isinstance(old, list) and old[:3] == mark and not anew
-        hashes[path] = written or (str(old[3]) if old and same else digest(path))
-        if written or now - max(mark[:2]) > SETTLED:
-            found[name] = [*mark, hashes[path]]
-    # files that were not asked for now may be the next time
-    found = {n: mark for n, mark in known.items() if n not in asked and (folder / n).is_file()} | found
-    if found != known:
-        content = json.dumps({"files": found}).encode()
-        write_aside(index, content)
-        write_aside(record_of(index), json.dumps({"file": index.name, **entry_of(content)}).encode())
+        recorded = json.loads(index.read_bytes())["files"] if usable(index) else {}
+        settled, hashes, read, now = {}, {}, set(), time.time_ns()
+        for path in paths:
+            file, about = path.relative_to(folder).as_posix(), path.stat()
+            read.add(file)
+            mark = [about.st_mtime_ns, about.st_ctime_ns, about.st_size]
+            old = recorded.get(file)
+            same = isinstance(old, list) and old[:3] == mark and not anew
+            hashes[path] = written or (str(old[3]) if old and same else digest(path))
+            if written or now - max(mark[:2]) > SETTLED_NANOSECONDS:
+                settled[file] = [*mark, hashes[path]]
+        # files that are not read now may be the next time
+        others = {file: row for file, row in recorded.items() if file not in read and (folder / file).is_file()}
+        if (files := others | settled) != recorded:
+            keep(index, json.dumps({"files": files}).encode())
     return hashes
 
 

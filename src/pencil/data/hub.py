@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..config import UserError, install
+from ..config import UserError, package, refused
 from ..console import note
 from ..files import check_links, check_regular
 from .cache import hash_files
@@ -88,17 +88,10 @@ def from_hub(source: str, want: str, split: int = SPLIT) -> ImageData:
     name, _, revision = (source, "", "") if Path(source).is_dir() else source.partition("@")
     if Path(name).is_dir():
         check_links(Path(name))
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(f"hub data sets need the datasets package; {install('hub-data')}") from None
-    try:
-        with offline_if_unreachable(name):
-            found = datasets.load_dataset(name, revision=revision) if revision else datasets.load_dataset(name)
-    except Exception as error:  # the package raises many kinds
-        why = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"hf:{name} cannot be loaded: {why}") from None
-    features = next(iter(found.values())).features
+    datasets = package("datasets", "hub data sets need the datasets package", "hub-data")
+    with refused(f"hf:{name} cannot be loaded"), offline_if_unreachable(name):
+        data_set = datasets.load_dataset(name, revision=revision) if revision else datasets.load_dataset(name)
+    features = next(iter(data_set.values())).features
     pictures = [key for key, kind in features.items() if isinstance(kind, datasets.Image)]
     if want == "label":
         targets = [key for key, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
@@ -129,28 +122,28 @@ def from_hub(source: str, want: str, split: int = SPLIT) -> ImageData:
             return dict(table.train_test_split(test_size=0.1, seed=0))
         contents = [_content(cell) for cell in cells(part, table)]
         rows = list(enumerate(table[target]))
-        held, kept = hold_out(rows, want, contents, split)
-        if not held:
+        test_rows, train_rows = hold_out(rows, want, contents, split)
+        if not test_rows:
             enough = "two different ones of each class" if want == "label" else "two different ones"
             raise UserError(f"hf:{name} has too few pictures: none is left to evaluate on; {enough} would do")
         if want == "label":
             classes = {i: str(names[label]) for i, label in rows if label not in (None, -1)}
-            notes.extend(not_evaluated(list(classes.values()), {classes.get(i, "") for i, _ in held}, "pictures"))
+            notes.extend(not_evaluated(list(classes.values()), {classes.get(i, "") for i, _ in test_rows}, "pictures"))
             pictures = [Picture(f"row {i}", one, contents[i]) for i, one in classes.items()]
             notes.extend([*in_two_classes(pictures), *copies(pictures)])
-        return {"train": table.select([i for i, _ in kept]), "test": table.select([i for i, _ in held])}
+        return {"train": table.select([i for i, _ in train_rows]), "test": table.select([i for i, _ in test_rows])}
 
     # some test splits are published without labels, as -1
-    held_out = [key for key in ("test", "validation", "valid", "val") if key in found and "train" in found]
-    held_out = [key for key in held_out if -1 not in set(found[key][target])] or held_out
+    held_out = [key for key in ("test", "validation", "valid", "val") if key in data_set and "train" in data_set]
+    held_out = [key for key in held_out if -1 not in set(data_set[key][target])] or held_out
     if held_out:
-        parts = {"train": found["train"], held_out[0]: found[held_out[0]]}
+        parts = {"train": data_set["train"], held_out[0]: data_set[held_out[0]]}
     else:
-        parts = divided(*next(iter(found.items())))
+        parts = divided(*next(iter(data_set.items())))
     train, test = (examples(str(part), table) for part, table in parts.items())
     if want == "label":
         check_classes([str(names[i]) for i in set(train.targets)], f"hf:{name}")
-    targets, version = [train.targets, test.targets], _version(Path(name), found)
+    targets, version = [train.targets, test.targets], _version(Path(name), data_set)
     return ImageData(
         name.rstrip("/").split("/")[-1],
         hashlib.sha256(repr([*targets, version]).encode()).hexdigest(),
@@ -182,9 +175,9 @@ def contents_of(folder: Path) -> list[tuple[str, str]]:
     return [(path.relative_to(folder).as_posix(), sha) for path, sha in hash_files(folder, files).items()]
 
 
-def _version(folder: Path, found: Any) -> str | list[tuple[str, str]] | None:
+def _version(folder: Path, data_set: Any) -> str | list[tuple[str, str]] | None:
     """The commit of a data set of the hub, which `datasets` names its cached files by; of a folder, its contents."""
     if folder.is_dir():
         return contents_of(folder)
-    parts = (part for table in found.values() for file in table.cache_files for part in Path(file["filename"]).parts)
+    parts = (part for table in data_set.values() for file in table.cache_files for part in Path(file["filename"]).parts)
     return next((part for part in parts if re.fullmatch("[0-9a-f]{40}", part)), None)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..config import UserError, fitted
+from ..config import UserError, fitted, refuse
 from .images.augment import Fit, ImageTransform, Resample, Transparency
 
 IMAGE_SETTINGS = ("fit", "resize", "resample", "transparency", "mean", "std")
@@ -46,21 +46,30 @@ def image_transform(size: tuple[int, int], channels: int, reading: DataConfig, *
 
 def check_reading(reading: DataConfig, size: tuple[int, int], channels: int) -> None:
     """Refuse settings of images that do not fit one another or the model."""
-    if reading.resize is not None and (reading.resize[0] < size[0] or reading.resize[1] < size[1]):
-        raise UserError(f"data.resize {_by(reading.resize)} is smaller than the model's images, {_by(size)}")
-    if reading.resize is not None and reading.fit == "pad":
-        raise UserError("data.fit pad cannot be used with data.resize: set data.fit to crop or squash")
-    if reading.resample is not None and reading.resize is None:
-        raise UserError("data.resample has no effect without data.resize: set both, or leave it out")
-    if (reading.mean is None) != (reading.std is None):
-        raise UserError("data.mean and data.std belong together: set both, or leave both out")
-    for name in ("mean", "std"):
-        values = getattr(reading, name) or (1.0,)
-        if len(values) not in (1, channels):
-            raise UserError(f"data.{name} has {len(values)} values, and the model reads images of {channels} channels")
-        if name == "std" and min(values) <= 0:
-            raise UserError(f"data.std must be above 0, not {min(values)}")
-
-
-def _by(size: tuple[int, int]) -> str:
-    return f"{size[0]}×{size[1]}"
+    height, width = reading.resize or size
+    refuse(
+        (
+            height < size[0] or width < size[1],
+            f"data.resize {height}×{width} is smaller than the model's images, {size[0]}×{size[1]}",
+        ),
+        (
+            reading.resize is not None and reading.fit == "pad",
+            "data.fit pad cannot be used with data.resize: set data.fit to crop or squash",
+        ),
+        (
+            reading.resample is not None and reading.resize is None,
+            "data.resample has no effect without data.resize: set both, or leave it out",
+        ),
+        (
+            (reading.mean is None) != (reading.std is None),
+            "data.mean and data.std belong together: set both, or leave both out",
+        ),
+    )
+    for name, values in (("mean", reading.mean or (1.0,)), ("std", reading.std or (1.0,))):
+        refuse(
+            (
+                len(values) not in (1, channels),
+                f"data.{name} has {len(values)} values, and the model reads images of {channels} channels",
+            ),
+            (name == "std" and min(values) <= 0, f"data.std must be above 0, not {min(values)}"),
+        )

@@ -28,11 +28,11 @@ def expand(data: str) -> list[tuple[Path, bool]]:
 
     What lies in a folder that it names, too, comes with the folder.
     """
-    found: dict[Path, bool] = {}
-    for part in filter(None, (one.strip() for one in _COMMA.split(data))):
+    named_paths: dict[Path, bool] = {}
+    for part in filter(None, map(str.strip, _COMMA.split(data))):
         names = [str(expand_path(name)) for name in _braces(part)]
         matched = [(name, sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else None) for name in names]
-        if all(one == [] for _, one in matched):
+        if all(paths == [] for _, paths in matched):
             raise UserError(f"no file matches {part}")
         for name, paths in matched:
             for path in [name] if paths is None else paths:
@@ -40,15 +40,15 @@ def expand(data: str) -> list[tuple[Path, bool]]:
                     raise UserError(f"there is no file or folder {path}, which --data {data} names")
                 if paths is not None:  # a pattern meets links that nobody named, on the way to a file too
                     _check_way(Path(path), _before_pattern(name))
-                found.setdefault(Path(path), paths is None)
-    if not found:
+                named_paths.setdefault(Path(path), paths is None)
+    if not named_paths:
         raise UserError(f"--data {data} names no file")
-    places = {path: path.resolve() for path in found}
+    places = {path: path.resolve() for path in named_paths}
     folders = {place for place in places.values() if place.is_dir()}
     first = {place: path for path, place in reversed(places.items())}
     return [
         (path, named)
-        for path, named in found.items()
+        for path, named in named_paths.items()
         if first[places[path]] == path and not folders.intersection(places[path].parents)
     ]
 
@@ -66,23 +66,23 @@ def _before_pattern(name: str) -> Path:
 
 def _braces(part: str) -> list[str]:
     """A name with its braces written out: {7..12} counts, with the zeros it is written with; {a,b} is one or other."""
-    found = _RANGE.search(part) or _CHOICE.search(part)
-    if found is None:
+    braces = _RANGE.search(part) or _CHOICE.search(part)
+    if braces is None:
         return [part]
-    if found.re is _CHOICE:
-        values = found[1].split(",")
+    if braces.re is _CHOICE:
+        values = braces[1].split(",")
     else:
-        first, last = int(found[1]), int(found[2])
+        first, last = int(braces[1]), int(braces[2])
         if not 0 <= last - first < MOST:
-            raise UserError(f"{found[0]} in --data should count up, to at most {MOST:,} names")
-        values = [f"{number:0{len(found[1])}}" for number in range(first, last + 1)]
-    return [name for value in values for name in _braces(part[: found.start()] + value + part[found.end() :])]
+            raise UserError(f"{braces[0]} in --data should count up, to at most {MOST:,} names")
+        values = [f"{number:0{len(braces[1])}}" for number in range(first, last + 1)]
+    return [name for value in values for name in _braces(part[: braces.start()] + value + part[braces.end() :])]
 
 
 def absolute(data: str) -> str:
     """A list or a pattern that means the same from any working folder."""
-    parts = (one.strip() for one in _COMMA.split(data))
-    return ",".join(os.path.abspath(expand_path(part)) for part in parts if part)
+    parts = filter(None, map(str.strip, _COMMA.split(data)))
+    return ",".join(os.path.abspath(expand_path(part)) for part in parts)
 
 
 def common_name(paths: list[Path]) -> str:

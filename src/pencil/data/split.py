@@ -88,14 +88,14 @@ def one_of_each(classes: Mapping[Any, Collection[Any]], held: Collection[Any], o
     """
     evaluated = {kind for key in held for kind in classes[key]}
     trained = Counter(kind for key, kinds in classes.items() if key not in held for kind in kinds)
-    found = set()
+    besides = set()
     for key in order:
         kinds = classes[key]
         if not evaluated.issuperset(kinds) and all(trained[kind] > 1 for kind in kinds):
-            found.add(key)
+            besides.add(key)
             evaluated.update(kinds)
             trained.subtract(kinds)
-    return found
+    return besides
 
 
 def _rank(source: str) -> float:
@@ -151,13 +151,13 @@ def with_two_labels(texts: Sequence[tuple[str, str]]) -> list[str]:
 def copies(pictures: Sequence[Picture]) -> list[str]:
     """A note of pictures that are there several times."""
     first: dict[str, Picture] = {}
-    found = [(one, first[one.content]) for one in pictures if first.setdefault(one.content, one).name != one.name]
-    if not found:
+    again = [(one, first[one.content]) for one in pictures if first.setdefault(one.content, one).name != one.name]
+    if not again:
         return []
-    one, other = found[0]
-    are = "is a copy" if len(found) == 1 else "are copies"
+    one, other = again[0]
+    are = "is a copy" if len(again) == 1 else "are copies"
     return [
-        f"{len(found):,} of the {len(pictures):,} pictures {are} of another ({one.name} of {other.name}): a picture "
+        f"{len(again):,} of the {len(pictures):,} pictures {are} of another ({one.name} of {other.name}): a picture "
         "and its copies are all trained on or all held out"
     ]
 

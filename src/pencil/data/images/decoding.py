@@ -27,14 +27,14 @@ from PIL import (
     WebPImagePlugin,  # noqa: F401
 )
 
-from ...config import UserError
+from ...config import UserError, first_line, refuse
 from .augment import ImageTransform, prepare, random_augment, reduced, upright
 from .limits import check_head, check_image, limits
 
 # common image formats; others (some run programs of their own to decode) are not opened, whatever the file's name
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 LOG = logging.getLogger("pencil")
-LARGE = 12_000_000  # pixels above which an image is reduced while it is converted, so that it is held once only
+LARGE_PIXELS = 12_000_000  # above which an image is reduced while it is converted, so that it is held once only
 FITTED = "data:image/png;fitted=1;base64,"  # how the address of a picture begins that has its model's size already
 
 
@@ -83,7 +83,7 @@ def decode(source: Any, transform: ImageTransform) -> Image.Image:
             return upright(image, transform.mode, transform.transparency)
         # a JPEG can be decoded directly at a half, a quarter or an eighth of its size
         image.draft(transform.mode, (2 * transform.size[1], 2 * transform.size[0]))
-        if image.width * image.height <= LARGE:
+        if image.width * image.height <= LARGE_PIXELS:
             return upright(image, transform.mode, transform.transparency)
         return reduced(image, transform)
 
@@ -102,7 +102,7 @@ def to_arrays(
     """Each image at the transform's size as uint8 (C, H, W); with a generator augmented, each from its own seed."""
     seeds = [0] * len(images) if rng is None else rng.integers(1 << 62, size=len(images)).tolist()
 
-    def one(image: Image.Image, seed: int) -> np.ndarray:
+    def array_of(image: Image.Image, seed: int) -> np.ndarray:
         if rng is None or not transform.augmented:
             image = prepare(image, transform)
         else:
@@ -110,18 +110,17 @@ def to_arrays(
         array = np.asarray(image)
         return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
-    return pool().map(one, images, seeds) if len(images) > 8 else map(one, images, seeds)
+    return pool().map(array_of, images, seeds) if len(images) > 8 else map(array_of, images, seeds)
 
 
 def open_image(path: str | Path, transform: ImageTransform) -> np.ndarray:
     """One image from a file as uint8 (C, H, W), not augmented; one that cannot be read is refused."""
     path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path} is a folder, not a picture")
-    if not path.exists():
-        raise UserError(f"there is no picture {path}")
-    if path.is_file() and not path.stat().st_size:
-        raise UserError(f"{path} is empty (0 bytes)")
+    refuse(
+        (path.is_dir(), f"{path} is a folder, not a picture"),
+        (not path.exists(), f"there is no picture {path}"),
+        (path.is_file() and not path.stat().st_size, f"{path} is empty (0 bytes)"),
+    )
     try:
         if read_header(path).frames:
             LOG.warning("%s has several frames: only the first is read", path)
@@ -140,7 +139,7 @@ def reason(error: Exception) -> str:
         return "taken for a decompression bomb"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return first_line(error)
 
 
 class SourceChanged(UserError):

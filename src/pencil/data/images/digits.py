@@ -25,6 +25,6 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     pixels, labels = values[: COUNT * SIDE * SIDE].reshape(COUNT, 1, SIDE, SIDE), values[COUNT * SIDE * SIDE :]
     pictures = np.round(pixels.astype(np.float64) * (255 / BRIGHTEST)).astype(np.uint8)
     order = np.random.Generator(np.random.Philox(key=0)).permutation(COUNT)
-    held = np.zeros(COUNT, bool)
-    held[order[: COUNT // 5]] = True
-    return pictures, labels.astype(np.int64), held
+    held_out = np.zeros(COUNT, bool)
+    held_out[order[: COUNT // 5]] = True
+    return pictures, labels.astype(np.int64), held_out

@@ -74,19 +74,19 @@ class FileExamples:
         self.targets, self.skipped = list(targets), skipped
         self.cache: dict[tuple[int, ImageTransform, bool], Image.Image] = {}
         self.broken: set[int] = set()
-        self.room, self.lock = CACHE_BYTES, threading.Lock()
+        self.free_bytes, self.lock = CACHE_BYTES, threading.Lock()
 
     def __len__(self) -> int:
         return len(self.sources)
 
     def take(self, which, transform, rng=None):
         plain, whole = transform.without_augmentation, rng is not None and transform.augmented
-        found = list(pool().map(lambda i: self._decode_or_next(i, plain, whole, rng is not None), map(int, which)))
-        found = [pair for pair in found if pair is not None]
-        images = [image for image, _ in found]
+        decoded = list(pool().map(lambda i: self._decode_or_next(i, plain, whole, rng is not None), map(int, which)))
+        decoded = [pair for pair in decoded if pair is not None]
+        images = [image for image, _ in decoded]
         pictures = list(to_arrays(images, transform.approximate, rng))
         empty = np.zeros((0, transform.channels, *transform.size), np.uint8)
-        return np.stack(pictures) if pictures else empty, [self.targets[i] for _, i in found]
+        return np.stack(pictures) if pictures else empty, [self.targets[i] for _, i in decoded]
 
     def _decode_or_next(
         self, i: int, transform: ImageTransform, whole: bool, replace: bool
@@ -122,8 +122,8 @@ class FileExamples:
             return None
         with self.lock:
             size = image.width * image.height * (1 if transform.channels == 1 else 4)  # Pillow keeps RGB in four bytes
-            if size <= self.room and key not in self.cache:
-                self.room -= size
+            if size <= self.free_bytes and key not in self.cache:
+                self.free_bytes -= size
                 self.cache[key] = image
         return image
 

@@ -94,7 +94,7 @@ def _rows(folder: Path, want: str) -> list[tuple[Path, Any]]:
 
 def _pictures(folder: Path) -> list[Path]:
     """Every image file under a folder, sorted."""
-    found = []
+    paths = []
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}")
@@ -104,8 +104,8 @@ def _pictures(folder: Path) -> list[Path]:
         pictures = [n for n in sorted(names) if Path(n).suffix.lower() in ENDINGS and not n.startswith(".")]
         for path in (Path(root) / name for name in (*folders, *pictures)):
             check_inside(path, folder)
-        found += [Path(root) / name for name in pictures]
-    return found
+        paths += [Path(root) / name for name in pictures]
+    return paths
 
 
 def _class_folders(folder: Path) -> list[tuple[Path, str]]:

@@ -173,13 +173,13 @@ def with_order(data: ImageData, classes: Sequence[str]) -> ImageData:
     return replace(data, classes=tuple(classes))
 
 
-def check_known(found: Sequence[str], known: Sequence[str], data: str, model: object) -> None:
+def check_known(classes: Sequence[str], model_classes: Sequence[str], data: str, model: object) -> None:
     """Refuse classes that a model does not know."""
-    unknown = [name for name in found if name not in known]
+    unknown = [name for name in classes if name not in model_classes]
     if unknown:
         raise UserError(
             f"{data} has the {'classes' if len(unknown) > 1 else 'class'} {_some(unknown)}, and {model} knows "
-            f"{_some(known)}: leave {'them' if len(unknown) > 1 else 'it'} out, or use the model's names"
+            f"{_some(model_classes)}: leave {'them' if len(unknown) > 1 else 'it'} out, or use the model's names"
         )
 
 

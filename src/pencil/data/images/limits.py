@@ -17,15 +17,15 @@ WEBP = 16  # bytes a pixel: two canvases, a copy, and Pillow's own; four bytes e
 
 def limits() -> tuple[int, int]:
     """The most pixels of an image, and the most bytes to decode one; the setting changes both in proportion."""
-    given = os.environ.get(SETTING)
-    if given is None:
+    megapixels = os.environ.get(SETTING)
+    if megapixels is None:
         return MAX_PIXELS, MAX_BYTES
     try:
-        pixels = float(given) * 1e6
+        pixels = float(megapixels) * 1e6
     except ValueError:
         pixels = math.nan
     if not 0 < pixels < 1e15:
-        raise UserError(f"{SETTING} must be a number of megapixels, such as 200, not {given!r}")
+        raise UserError(f"{SETTING} must be a number of megapixels, such as 200, not {megapixels!r}")
     return int(pixels), int(MAX_BYTES * pixels / MAX_PIXELS)
 
 

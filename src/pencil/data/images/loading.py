@@ -6,26 +6,34 @@ on which thread, or when. An image that cannot be decoded is replaced by the nex
 and named at the end.
 """
 
+import gzip
 import hashlib
 import os
+import struct
+import zlib
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from ...config import UserError, expand_path, nearest
+from ...config import UserError, expand_path, nearest, refuse
+from ...files import check_inside, check_regular
 from ..builtin import Scenes
 from ..hub import PREFIX, current_form, from_hub
-from ..split import SPLIT
+from ..split import SPLIT, Picture, in_both_parts, in_two_classes
 from .digits import digits
 from .examples import ArrayExamples, VideoExamples
 from .folders import from_folder
-from .idx import from_idx
-from .image_data import ImageData, all_held_out
+from .image_data import ImageData, all_held_out, check_classes
 from .moving_digits import CANVAS, FRAMES, MovingDigits
 from .shards import find_shards, from_shards
 
 EMBEDDED = {"label": ("digits", "moving-digits"), "caption": ("scenes", "scenes-hard"), "video": ("moving-digits",)}
 EMBEDDED_NAMES = frozenset(name for names in EMBEDDED.values() for name in names)
+IDX_PARTS = ("train", "t10k")
+MAX_IDX_BYTES = 1 << 32  # of one file, decompressed
+MAX_RATIO = 100  # of its size decompressed to its size: MNIST's is 5, a bomb's 1,000
+ALWAYS_READ_BYTES = 1 << 24  # decompressed, that a file may have whatever the ratio
 
 
 def load(data: str, want: str, whole: bool = False, split: int = SPLIT) -> ImageData:
@@ -62,8 +70,8 @@ def _load(data: str, want: str, split: int) -> ImageData:
         size = "an empty file" if not path.stat().st_size else "a file"
         raise UserError(f"{data} is {size}; pictures come in a folder, or in .tar files")
     if not path.is_dir():
-        known = nearest(data, EMBEDDED[want])
-        raise UserError(f"there is no folder {data}, and no embedded pictures of that name; {known}")
+        hint = nearest(data, EMBEDDED[want])
+        raise UserError(f"there is no folder {data}, and no embedded pictures of that name; {hint}")
     names = _idx_names(path)
     return from_idx(path, names, want) if names else from_folder(path, want, split=split)
 
@@ -77,13 +85,93 @@ def _idx_names(folder: Path) -> list[str]:
     return names if any("images" in name and "idx3" in name for name in names) else []
 
 
+def from_idx(folder: Path, names: list[str], want: str) -> ImageData:
+    """MNIST, or a data set in its format: four idx files, gzipped or not."""
+    if want != "label":
+        raise UserError(f"{folder} holds idx files, which have labels; a captioner needs a folder with metadata.jsonl")
+    parts, sha = [], hashlib.sha256()
+    for split in IDX_PARTS:
+        arrays = []
+        for what, axes in (("images-idx3", 3), ("labels-idx1", 1)):
+            files = [name for name in names if split in name and what in name]
+            if not files:
+                raise UserError(f"{folder} has no {split}-{what}-ubyte file, with or without .gz")
+            check_inside(folder / files[0], folder)
+            arrays.append(read_idx(folder / files[0], axes))
+            sha.update(arrays[-1])
+        pictures, labels = arrays
+        if len(pictures) != len(labels):
+            raise UserError(f"{folder} has {len(pictures)} {split} pictures and {len(labels)} labels")
+        parts.append(ArrayExamples(pictures[:, None], labels.astype(np.int64).tolist()))
+    side = parts[0].pictures.shape[2:]
+    train, test = (
+        [
+            Picture(f"{split} picture {i}", str(label), hashlib.sha256(row).hexdigest())
+            for i, (row, label) in enumerate(zip(part.pictures, part.targets, strict=True))
+        ]
+        for split, part in zip(IDX_PARTS, parts, strict=True)
+    )
+    count = 1 + max(max(part.targets) for part in parts)
+    patch = next(p for p in (4, 7, 5, 3, 2, 1) if not side[0] % p and not side[1] % p)
+    check_classes([str(t) for t in parts[0].targets], str(folder))
+    return ImageData(
+        _idx_name(folder, names),
+        sha.hexdigest(),
+        parts[0],
+        parts[1],
+        tuple(map(str, range(count))),
+        dict(image_size=side, channels=1, patch=(patch, patch)),
+        dict(augment_ops=1),
+        select_best=False,
+        notes=[*in_two_classes([*train, *test]), *in_both_parts(train, test)],
+    )
+
+
+def _idx_name(folder: Path, names: list[str]) -> str:
+    """`mnist` for mnist-train-images…, else the folder's name."""
+    (first, *_) = [name for name in names if "train" in name and "images-idx3" in name]
+    return first.partition("train")[0].strip("-_.") or folder.resolve().name
+
+
+def read_idx(path: Path, axes: int) -> np.ndarray:
+    """An idx file of bytes; no more is decompressed than the sizes in its header."""
+    size = check_regular(path).st_size
+    if not size:
+        raise UserError(f"{path} cannot be read: it is empty (0 bytes)")
+    packed = path.suffix == ".gz"
+    try:
+        with gzip.open(path) if packed else path.open("rb") as file:
+            magic, sizes = file.read(4), file.read(4 * axes)
+            # two zeros, 8 for bytes, and the number of axes; then the size of each axis
+            if magic != bytes((0, 0, 8, axes)) or len(sizes) < 4 * axes:
+                raise UserError(f"{path} is not an idx file of bytes with {axes} axes")
+            shape = struct.unpack(f">{axes}I", sizes)
+            length = prod(shape)
+            holds = f"{path} should hold {length:,} bytes by its header, and"
+            refuse(
+                (length > MAX_IDX_BYTES, f"{holds} at most {MAX_IDX_BYTES:,} are read"),
+                (not packed and length > size, f"{holds} does not"),
+                (
+                    packed and length > max(ALWAYS_READ_BYTES, MAX_RATIO * size),
+                    f"{path} has {size:,} bytes and would have {length:,} decompressed: taken for a decompression "
+                    "bomb; if it is none, decompress it with gunzip",
+                ),
+            )
+            body = file.read(length + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if len(body) != length or not body:
+        raise UserError(f"{path} should hold {'×'.join(map(str, shape))} bytes by its header, and does not")
+    return np.frombuffer(body, np.uint8).reshape(shape)
+
+
 def _digits() -> ImageData:
-    pictures, labels, held = digits()
+    pictures, labels, held_out = digits()
     return ImageData(
         "digits",
-        hashlib.sha256(pictures.tobytes() + labels.tobytes() + held.tobytes()).hexdigest(),
-        ArrayExamples(pictures[~held], labels[~held].tolist()),
-        ArrayExamples(pictures[held], labels[held].tolist()),
+        hashlib.sha256(pictures.tobytes() + labels.tobytes() + held_out.tobytes()).hexdigest(),
+        ArrayExamples(pictures[~held_out], labels[~held_out].tolist()),
+        ArrayExamples(pictures[held_out], labels[held_out].tolist()),
         tuple(map(str, range(10))),
         dict(image_size=(8, 8), channels=1, patch=(2, 2), dropout=0.15, attention_dropout=0.0, key_dropout=0.15),
         training_defaults=dict(steps=700, eval_every=175, save_every=350, muon_lr=0.01),

@@ -14,9 +14,9 @@ class MovingDigits:
     """
 
     def __init__(self):
-        pictures, labels, held = digits()
+        pictures, labels, held_out = digits()
         self.handwriting = {
-            unseen: [pictures[(labels == digit) & (held == unseen), 0] for digit in range(10)]
+            unseen: [pictures[(labels == digit) & (held_out == unseen), 0] for digit in range(10)]
             for unseen in (False, True)
         }
 
@@ -36,7 +36,7 @@ class MovingDigits:
 
 def track(rng: np.random.Generator, count: int) -> np.ndarray:
     """Coordinates along one axis, frame by frame: constant speed, reversed at either end."""
-    room = CANVAS - SIDE
-    start, speed = rng.integers(0, room + 1, (count, 1)), rng.choice([-2, -1, 1, 2], (count, 1))
-    along = (start + speed * np.arange(FRAMES)) % (2 * room)
-    return np.where(along > room, 2 * room - along, along)
+    space = CANVAS - SIDE
+    start, speed = rng.integers(0, space + 1, (count, 1)), rng.choice([-2, -1, 1, 2], (count, 1))
+    along = (start + speed * np.arange(FRAMES)) % (2 * space)
+    return np.where(along > space, 2 * space - along, along)

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...config import UserError, expand_path, install
+from ...config import UserError, expand_path, package
 from ...console import note
-from ...files import check_inside, check_regular, write_aside
-from ..cache import cache_folder, hash_files, making, mark_of, seal, usable
+from ...files import check_inside, check_regular
+from ..cache import cache_folder, cached, hash_files, mark_of
 from ..sources import PREFIX, common_name, expand, is_several
 from ..split import SPLIT
 from .decoding import Header, SourceChanged, pool, read_header
@@ -88,8 +88,8 @@ class Members(Sequence[Member]):
 
     def __init__(self, shards: Sequence[Path], rows: Sequence[tuple[int, Sample]]):
         self.shards, self.marks = list(shards), [mark_of(shard.stat()) for shard in shards]
-        self.places = np.array([(which, one.offset, one.size) for which, one in rows], np.int64).reshape(-1, 3)
-        self.names = [one.name for _, one in rows]
+        self.places = np.array([(which, sample.offset, sample.size) for which, sample in rows], np.int64).reshape(-1, 3)
+        self.names = [sample.name for _, sample in rows]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -109,20 +109,13 @@ def index_path(sha: str) -> Path:
 
 def read_index(path: Path, sha: str) -> list[Sample]:
     """The samples of a shard with this SHA-256: from the cache, or read once and kept there."""
-    kept = index_path(sha)
-    with making(kept):
-        if usable(kept):
-            rows = json.loads(kept.read_bytes())
-            return [Sample(**row | {"shape": tuple(row["shape"])}) for row in rows]
-        found = list(_samples(path))
-        write_aside(kept, json.dumps([one._asdict() for one in found]).encode())
-        seal(kept)
-    return found
+    content = cached(index_path(sha), lambda: json.dumps([sample._asdict() for sample in _samples(path)]).encode())
+    return [Sample(**row | {"shape": tuple(row["shape"])}) for row in json.loads(content)]
 
 
 def _samples(path: Path) -> Iterator[Sample]:
     package, about = _package(path), mark_of(check_regular(path))
-    members = ({"fname": one.name, "data": one, "__url__": str(path)} for one in _members(path, about))
+    members = ({"fname": member.name, "data": member, "__url__": str(path)} for member in _members(path, about))
     try:
         groups = list(package.group_by_keys(members))
     except UserError:
@@ -157,11 +150,7 @@ def _header(member: Member) -> tuple[Header, str]:
 
 
 def _package(path: Path) -> Any:
-    try:
-        from webdataset import tariterators
-    except ImportError:
-        raise UserError(f"{path} is a shard, which needs the webdataset package; {install('shards')}") from None
-    return tariterators
+    return package("webdataset.tariterators", f"{path} is a shard, which needs the webdataset package", "shards")
 
 
 def _members(path: Path, mark: tuple[int, int]) -> Iterator[Member]:
@@ -172,17 +161,17 @@ def _members(path: Path, mark: tuple[int, int]) -> Iterator[Member]:
     try:
         with tarfile.open(path, "r:") as archive:
             end = -1
-            while (one := archive.next()) is not None:
-                if one.size < 0 or archive.offset <= end:
-                    raise tarfile.ReadError(f"a header at byte {one.offset:,} leads back")
+            while (member := archive.next()) is not None:
+                if member.size < 0 or archive.offset <= end:
+                    raise tarfile.ReadError(f"a header at byte {member.offset:,} leads back")
                 end = archive.offset
                 # else every header stays in memory
                 archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
-                about = one.name.startswith(META[0]) and one.name.endswith(META[1])
-                if one.isreg() and not one.issparse() and not about:
-                    yield Member(path, mark, one.offset_data, one.size, one.name)
-                elif not one.isdir() and not about:
-                    yield Member(path, mark, 0, NOT_READ, one.name)
+                about = member.name.startswith(META[0]) and member.name.endswith(META[1])
+                if member.isreg() and not member.issparse() and not about:
+                    yield Member(path, mark, member.offset_data, member.size, member.name)
+                elif not member.isdir() and not about:
+                    yield Member(path, mark, 0, NOT_READ, member.name)
             end = archive.offset
     except (tarfile.TarError, OSError, EOFError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -253,16 +242,16 @@ def find_shards(data: str) -> list[Path]:
         return [path] if path.suffix.lower() in (".tar", ".tgz") or path.name.lower().endswith(".tar.gz") else []
     if not path.is_dir():
         return []
-    found = []
+    shards = []
     for root, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         endings = {Path(name).suffix.lower() for name in names if not name.startswith(".")}
         if endings & ENDINGS or any("idx3" in name for name in names):
             return []
-        found += [Path(root) / name for name in sorted(names) if name.lower().endswith(".tar") and name[0] != "."]
-    for shard in found:
+        shards += [Path(root) / name for name in sorted(names) if name.lower().endswith(".tar") and name[0] != "."]
+    for shard in shards:
         check_inside(shard, path)
-    return found
+    return shards
 
 
 def annotations_of(shards: Sequence[Path]) -> set[str]:
@@ -271,8 +260,8 @@ def annotations_of(shards: Sequence[Path]) -> set[str]:
     return {
         name
         for name, there in (
-            ("caption", any(one.caption is not None for one in samples)),
-            ("label", any(one.label is not None for one in samples)),
+            ("caption", any(sample.caption is not None for sample in samples)),
+            ("label", any(sample.label is not None for sample in samples)),
         )
         if there
     }
@@ -303,13 +292,11 @@ def from_shards(shards: Sequence[Path], want: str, whole: bool = False, split: i
     def entries(shard: Path) -> list[Entry]:
         samples = read_index(shard, hashes[shard.resolve()])
         _check_annotations(shard, samples, want)
-        skipped.extend((f"{shard.name}/{one.name}", one.fault) for one in samples if one.fault)
+        skipped.extend((f"{shard.name}/{sample.name}", sample.fault) for sample in samples if sample.fault)
         return [
-            Entry(
-                (number[shard], one), _target(one, want), f"{shard.name}/{one.name}", one.content, one.shape, one.grey
-            )
-            for one in samples
-            if not one.fault
+            Entry((number[shard], s), _target(s, want), f"{shard.name}/{s.name}", s.content, s.shape, s.grey)
+            for s in samples
+            if not s.fault
         ]
 
     sha = hashlib.sha256(want.encode())
@@ -343,24 +330,24 @@ def _parts(shards: Sequence[Path], whole: bool) -> tuple[dict[str, list[Path]], 
     words = {shard: _part(shard) for shard in shards}
     kinds = {SPLITS.get(word, "") for word in words.values()}
     if not whole and {"test", ""} <= kinds:
-        held, other = (next(s for s, word in words.items() if SPLITS.get(word, "") == kind) for kind in ("test", ""))
+        test, other = (next(s for s, word in words.items() if SPLITS.get(word, "") == kind) for kind in ("test", ""))
         raise UserError(
-            f"{held.name} is named as one to evaluate on, and {other.name} names no part: put train or test into the "
+            f"{test.name} is named as one to evaluate on, and {other.name} names no part: put train or test into the "
             "name of each shard, or give only those to train on"
         )
     if whole or kinds != {"train", "test"}:
         return {"all": list(shards)}, []
     # test is held out if it is there, else val under one of its names
-    held = sorted({word for word in words.values() if SPLITS[word] == "test"})
-    chosen = next((word for word in held if word.startswith("test")), held[0])
-    unread = [word for word in held if word != chosen]
+    evaluated = sorted({word for word in words.values() if SPLITS[word] == "test"})
+    test_word = next((word for word in evaluated if word.startswith("test")), evaluated[0])
+    unread = [word for word in evaluated if word != test_word]
     parts = {
         "train": [shard for shard, word in words.items() if SPLITS[word] == "train"],
-        "test": [shard for shard, word in words.items() if word == chosen],
+        "test": [shard for shard, word in words.items() if word == test_word],
     }
     train, test = (count_of(part, "shard") for part in parts.values())
     others = f"; not read: {', '.join(unread)}" if unread else ""
-    return parts, [f"{train} to train on, {test} ({chosen}) to evaluate on{others}"]
+    return parts, [f"{train} to train on, {test} ({test_word}) to evaluate on{others}"]
 
 
 def _target(sample: Sample, want: str) -> Target:
@@ -368,9 +355,9 @@ def _target(sample: Sample, want: str) -> Target:
 
 
 def _check_annotations(shard: Path, samples: Sequence[Sample], want: str) -> None:
-    without = [one for one in samples if want in NEEDS and not one.fault and _target(one, want) is None]
+    without = [sample for sample in samples if want in NEEDS and not sample.fault and _target(sample, want) is None]
     if without:
-        names = ", ".join(one.name for one in without[:3]) + (", …" if len(without) > 3 else "")
+        names = ", ".join(sample.name for sample in without[:3]) + (", …" if len(without) > 3 else "")
         many = count_of(without, "picture")
         raise UserError(f"{shard} has {many} without a {want} ({names}); each needs {NEEDS[want]} beside it")
 

@@ -18,31 +18,31 @@ SAMPLED = 1000  # headers that are read of a table to find that out
 
 def shapes(examples: FileExamples) -> dict[tuple[int, int], str]:
     """Each height and width that occurs, with the name of an image that has it; read from the file headers."""
-    found: dict[tuple[int, int], list[Any]] = {}
+    sources_of: dict[tuple[int, int], list[Any]] = {}
     for shape, source in zip(pool().map(_shape, examples.sources), examples.sources, strict=True):
         if shape is not None:
-            found.setdefault(shape, []).append(source)
+            sources_of.setdefault(shape, []).append(source)
     # the header of a broken file may hold any size: where there are several, each needs an image that can be decoded
     sound = {
-        shape: next(filter(_decodes, held), None) if found.keys() - {shape} else held[0]
-        for shape, held in found.items()
+        shape: next(filter(_decodes, sources), None) if sources_of.keys() - {shape} else sources[0]
+        for shape, sources in sources_of.items()
     }
     return {shape: source.name for shape, source in sound.items() if source is not None}
 
 
 def common_size(data: ImageData, where: str) -> tuple[int, int] | None:
     """Height and width of all images, if they are in files; refused where they differ."""
-    found: dict[tuple[int, int], str] = {}
+    sizes: dict[tuple[int, int], str] = {}
     for part in (data.train, data.test):
         if isinstance(part, FileExamples):
-            found = shapes(part) | found
-    if len(found) > 1:
-        (first, name), (second, other) = list(found.items())[:2]
+            sizes = shapes(part) | sizes
+    if len(sizes) > 1:
+        (first, name), (second, other) = list(sizes.items())[:2]
         raise UserError(
             f"the pictures in {where} are of different sizes ({name} has {first[0]}×{first[1]} and {other} "
             f"{second[0]}×{second[1]}, height first): give the size to generate at, such as --size 64 or --size 64x96"
         )
-    return next(iter(found), None)
+    return next(iter(sizes), None)
 
 
 def choose_fit(data: ImageData, size: tuple[int, int], chosen: Fit | None, draws: bool) -> tuple[Fit | None, str]:
@@ -51,12 +51,12 @@ def choose_fit(data: ImageData, size: tuple[int, int], chosen: Fit | None, draws
     Where more than a tenth of them would lose more than a quarter by cropping, they are padded; not for a model that
     draws pictures (`draws`), which would draw the bars too.
     """
-    found = _every_shape(data)
-    lost = [1 - min(one := h * size[1] / (w * size[0]), 1 / one) for h, w in found if h and w]
+    sizes = _every_shape(data)
+    lost = [1 - min(ratio := h * size[1] / (w * size[0]), 1 / ratio) for h, w in sizes if h and w]
     fixed = not isinstance(data.train, FileExamples) and not isinstance(data.test, FileExamples)
     if fixed and not any(lost):
         if chosen is not None:
-            made = f"{found[0][0]}×{found[0][1]}"
+            made = f"{sizes[0][0]}×{sizes[0][1]}"
             raise UserError(f"data.fit has no effect on {data.name}, whose pictures are all {made}: leave it out")
         return None, ""
     share = sum(part > MAX_LOST for part in lost) / max(1, len(lost))

@@ -168,13 +168,13 @@ def label_names(names: Sequence[str]) -> tuple[str, str] | None:
 
 def _place(name: str, names: Sequence[str], width: int, data: str) -> int:
     """The place of a column that the user named."""
-    plain = [_plain(one) for one in names]
+    plain = [_plain(column) for column in names]
     if name in names or _plain(name) in plain:
         return list(names).index(name) if name in names else plain.index(_plain(name))
     if name.isdigit() and 1 <= int(name) <= width:
         return int(name) - 1
-    known = nearest(name, names) if names else f"it has no header, so its columns are 1 to {width}"
-    raise UserError(f"{data} has no column {name}; {known}")
+    hint = nearest(name, names) if names else f"it has no header, so its columns are 1 to {width}"
+    raise UserError(f"{data} has no column {name}; {hint}")
 
 
 def _others(places: list[int | None], width: int) -> list[int | None] | None:
@@ -222,12 +222,12 @@ def _labelled(names: Sequence[str], cells: Cells, places: list[int | None], opti
     return [first, second]
 
 
-def _named(plain: Sequence[str], known: Sequence[str], options: set[int]) -> int | None:
+def _named(plain: Sequence[str], usual: Sequence[str], options: set[int]) -> int | None:
     """The column with a known name; of several, the one with the most usual name of all, if it is there."""
-    found = [i for i in sorted(options) if i < len(plain) and plain[i] in known]
-    if len(found) > 1:
-        found = [i for i in found if plain[i] == known[0]]
-    return found[0] if len(found) == 1 else None
+    places = [i for i in sorted(options) if i < len(plain) and plain[i] in usual]
+    if len(places) > 1:
+        places = [i for i in places if plain[i] == usual[0]]
+    return places[0] if len(places) == 1 else None
 
 
 def _plain(name: str) -> str:

@@ -65,8 +65,8 @@ def to_utf8(name: str, line: int, begins: bool, content: bytes) -> str:
 def _partly_utf8(content: bytes) -> bool:
     """Whether of the lines with other letters than ASCII's a tenth are UTF-8; in another encoding, one rarely is."""
     others = [line for line in content.split(b"\n") if not line.isascii()]
-    found = sum(line == line.decode(errors="ignore").encode() for line in others)
-    return found > 0 and 10 * found >= len(others)
+    in_utf8 = sum(line == line.decode(errors="ignore").encode() for line in others)
+    return in_utf8 > 0 and 10 * in_utf8 >= len(others)
 
 
 def not_text(head: bytes, name: str) -> str | None:

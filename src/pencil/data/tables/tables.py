@@ -49,29 +49,30 @@ class Table(NamedTuple):
     columns: tuple[int, int]  # of both texts, or of the text and its label
 
 
-def read_table(text: str, data: str, suffix: str, kind: Kind, given: Format, chosen: Chosen) -> Table:
-    """The rows of a delimited text. `data` is its name in errors; `suffix` tells which delimiter to try first."""
-    if given.delimiter:
-        names = [given.delimiter]
+def read_table(text: str, data: str, suffix: str, kind: Kind, stated: Format, chosen: Chosen) -> Table:
+    """The rows of a delimited text. `data` is its name in errors; `stated` is what the user says of its format;
+    `suffix` tells which delimiter to try first."""
+    if stated.delimiter:
+        names = [stated.delimiter]
     else:
         # a .tsv is read by its tabs if that is possible at all
         names = [name for name in DELIMITERS if DELIMITERS[name] in text]
-        if suffix != ".csv" and "tab" in names and _tables(text, ["tab"], given):
+        if suffix != ".csv" and "tab" in names and _tables(text, ["tab"], stated):
             names = ["tab"]
-    found = _tables(text, names, given)
-    if not found:
+    tables = _tables(text, names, stated)
+    if not tables:
         raise _ragged(text, data, names, kind)
     read, faults = [], []
-    for form, rows in found:
+    for form, rows in tables:
         try:
-            read.append(_recognised(form, rows, data, kind, given.header, chosen))
+            read.append(_recognised(form, rows, data, kind, stated.header, chosen))
         except UserError as fault:
             faults.append(fault)
     if not read:
         raise faults[0]
     # columns that the user named may be those of one delimiter only
     if len(read) > 1 or (faults and not any(chosen)):
-        names = [str(form.delimiter) for form, _ in found]
+        names = [str(form.delimiter) for form, _ in tables]
         both = " and ".join(f"by its {name}s" for name in names)
         raise UserError(f"{data} can be read {both}: say which with --data.delimiter {names[0]}")
     return read[0]
@@ -88,16 +89,16 @@ def _recognised(form: Format, rows: list[Row], data: str, kind: Kind, header: bo
     return Table(Format(form.delimiter, header, form.quoted), names, rows[header:], columns)
 
 
-def _tables(text: str, names: Sequence[str], given: Format) -> list[tuple[Format, list[Row]]]:
+def _tables(text: str, names: Sequence[str], stated: Format) -> list[tuple[Format, list[Row]]]:
     """The ways to read a text as a table: quotes around a cell are taken off, unless no delimiter allows that."""
-    for quoted in (True, False) if given.quoted is None else (given.quoted,):
-        found = []
+    for quoted in (True, False) if stated.quoted is None else (stated.quoted,):
+        tables = []
         for name in names:
             rows = _rows(text, DELIMITERS[name], quoted)
             if rows and len(rows[0].cells) > 1 and len({len(row.cells) for row in rows}) == 1:
-                found.append((Format(name, None, quoted), rows))
-        if found:
-            return found
+                tables.append((Format(name, None, quoted), rows))
+        if tables:
+            return tables
     return []
 
 

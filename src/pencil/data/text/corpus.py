@@ -1,7 +1,11 @@
-"""Text corpora: which files they are made of, checked and hashed; read in pieces, never held whole in memory."""
+"""Text corpora: which files they are made of, checked and hashed; read in pieces, never held whole in memory.
+
+Texts of the Hugging Face hub are streamed into files of the cache, through the `datasets` package (an extra).
+"""
 
 import codecs
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -10,21 +14,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ...config import UserError, expand_path, nearest
+from ...config import UserError, expand_path, first_line, nearest, package, refused
 from ...console import note
-from ...files import check_inside, check_regular
+from ...files import check_inside, check_links, check_regular, open_aside, read_json
 from ..builtin import TEXTS
-from ..cache import cache_folder, remembered_hash
+from ..cache import LARGEST_RECORD_BYTES, cache_folder, cached, keep, making, record_of, remembered_hash, seal, usable
+from ..hub import contents_of, offline_if_unreachable
 from ..sources import PREFIX, common_name, expand, is_several
 from ..tables.file_kinds import WRITTEN_AS, not_text, to_utf8
 from ..tokenizers.library import pieces
-from .hub_text import from_hub
-from .records import choose_column, columns_of, kind_of, lines_of, texts_of
+from .records import choose_column, columns_of, kind_of, lines_of, text_columns, texts_of
 
-CHUNK = 1 << 20
-HEAD = 1 << 24  # bytes of a file in which other lines are looked for, if one is no UTF-8
-LARGE = 1 << 24  # bytes of a file that is not read again to be checked, while its times and size are the same
+CHUNK = 1 << 20  # bytes or characters that are read at a time
+HEAD_BYTES = 1 << 24  # of a file in which other lines are looked for, if one is no UTF-8
+LARGE_BYTES = 1 << 24  # of a file that is not read again to be checked, while its times and size are the same
+PART_BYTES = 1 << 26  # of a stream of the hub, a file of the cache each: what is lost at most when it breaks off
 
 
 @dataclass
@@ -116,7 +122,7 @@ def _checked(path: Path, plain: bool) -> str:
     """The hash of a file; what is wrong with it as text is raised. A large one is read once while it stays the same."""
     packed = not plain and kind_of(path) in ("packed", "parquet")
     digest = _read_packed if packed else _read
-    if path.stat().st_size < LARGE:
+    if path.stat().st_size < LARGE_BYTES:
         return digest(path)
     return remembered_hash(path, kind="checked" if not packed else "packed", digest=digest)
 
@@ -138,7 +144,7 @@ def _read(path: Path) -> str:
                 at = size + error.start - (len(error.object) - len(block))
                 before = error.object[: error.start]
                 with path.open("rb") as again:
-                    head = again.read(HEAD)
+                    head = again.read(HEAD_BYTES)
                 mend = to_utf8(path.name, lines + before.count(b"\n"), begins or not before.isascii(), head)
                 raise _Fault(f"not UTF-8 text (byte {error.object[error.start]:#04x} at offset {at}); {mend}") from None
             lines += block.count(b"\n")
@@ -180,7 +186,7 @@ def find(data: str, column: str | None = None, plain: bool = False) -> Corpus:
     if data == "-":
         return _from_stdin()
     if data.startswith(PREFIX):
-        return _from_hub(data, column)
+        return _from_hub(data.removeprefix(PREFIX), column)
     if is_several(data):
         paths = expand(data)
         corpus = Corpus(common_name([path for path, _ in paths]))
@@ -269,16 +275,20 @@ def _column(corpus: Corpus, data: str, column: str | None) -> str | None:
     files = [path for path in corpus.files if kind_of(path)]
     if column is not None and not files:
         raise UserError(f"data.text_column is for .jsonl and Parquet files, and {data} has none: leave it out")
-    found = {path: _columns(path) for path in files}
-    choice = column or next(filter(None, map(choose_column, found.values())), None)
-    for path, columns in found.items():
+    texts = {path: _columns(path) for path in files}
+    choice = column or next(filter(None, map(choose_column, texts.values())), None)
+    for path, columns in texts.items():
         if choice is not None and choice not in columns:
             has = f"has {', '.join(columns[:8])}" if columns else "has no record with a text"
             raise UserError(f"{path} {has}, and not {choice}: name the column of the text, --data.text_column")
         if choice is None and kind_of(path) != "lines":
-            has = f"the columns {', '.join(columns[:8])}" if columns else "no column of texts"
-            raise UserError(f"{path} has {has}: name the one of the text, --data.text_column")
+            raise _unclear_column(path, columns)
     return choice
+
+
+def _unclear_column(where: object, columns: list[str]) -> UserError:
+    has = f"the columns {', '.join(columns[:8])}" if columns else "no column of texts"
+    return UserError(f"{where} has {has}: name the one of the text, --data.text_column")
 
 
 def _columns(path: Path) -> list[str]:
@@ -291,11 +301,129 @@ def _columns(path: Path) -> list[str]:
         raise
 
 
-def _from_hub(data: str, column: str | None) -> Corpus:
-    """A data set of the hub, streamed into the cache as JSON lines."""
-    found = from_hub(data.removeprefix(PREFIX), column)
-    corpus = Corpus(found.name, found.files, hashes=found.hashes, column=found.column, pinned=found.pinned)
-    return _finished(corpus, data, found.column, plain=False)
+def _from_hub(source: str, column: str | None) -> Corpus:
+    """The texts of OWNER/NAME, with @REVISION or the newest, or of a folder of files that `datasets` reads.
+
+    They are streamed once into the cache as JSON lines; a stream that broke off goes on after the last whole part.
+    """
+    name, _, revision = (source, "", "") if Path(source).is_dir() else source.partition("@")
+    if Path(name).is_dir():
+        check_links(Path(name))
+    version = _version(name, revision)
+    shown = Path(name).resolve().name if Path(name).is_dir() else name
+    commit = version if isinstance(version, str) else None
+    if column is None:
+        content = cached(
+            _listing(shown, version, None),
+            lambda: json.dumps({"column": _recognised_column(name, commit)}).encode(),
+        )
+        column = str(json.loads(content)["column"])
+    listing = _listing(shown, version, column)
+    with making(listing):
+        if not usable(listing):
+            keep(listing, json.dumps({"parts": _stream(name, commit, column, listing)}).encode())
+        parts = [_part(listing, number) for number in range(read_json(listing, LARGEST_RECORD_BYTES)["parts"])]
+        if not all(map(usable, parts)):
+            listing.unlink()
+            raise UserError(f"hf:{name} is not whole in the cache: run the command again, which streams the rest")
+    hashes = [str(read_json(record_of(part), LARGEST_RECORD_BYTES)["sha256"]) for part in parts]
+    pinned = f"hf:{name}@{commit}" if commit else ""
+    corpus = Corpus(shown.rpartition("/")[2], parts, hashes=hashes, column=column, pinned=pinned)
+    return _finished(corpus, PREFIX + source, column, plain=False)
+
+
+def _listing(name: str, version: Any, column: str | None) -> Path:
+    """The file that says which parts there are; without a column, the one that says which column was recognised."""
+    return cache_folder() / f"hub-{hashlib.sha256(repr((name, version, column)).encode()).hexdigest()[:32]}.list"
+
+
+def _version(name: str, revision: str) -> str | list[tuple[str, str]]:
+    """The commit of a data set of the hub; of a folder, its contents."""
+    if Path(name).is_dir():
+        return contents_of(Path(name))
+    if len(revision) == 40 and not set(revision) - set("0123456789abcdef"):
+        return revision  # known without asking the hub
+    with refused(f"hf:{name} cannot be streamed"):
+        from huggingface_hub import HfApi
+
+        return str(HfApi().dataset_info(name, revision=revision or None).sha)
+
+
+def _opened(name: str, revision: str | None) -> Any:
+    """The stream of the part to train on, or of the first."""
+    datasets = package("datasets", "hub data sets need the datasets package", "hub-data")
+    with refused(f"hf:{name} cannot be streamed"), offline_if_unreachable(name):
+        parts = datasets.load_dataset(name, revision=revision, streaming=True)
+    return parts["train" if "train" in parts else next(iter(parts))]
+
+
+def _recognised_column(name: str, revision: str | None) -> str:
+    """The column of the text, by the first row."""
+    with refused(f"hf:{name} cannot be streamed"):
+        first = next(iter(_opened(name, revision)), {})
+    columns = text_columns(first)
+    column = choose_column(columns)
+    if column is None:
+        raise _unclear_column(f"hf:{name}", columns)
+    return column
+
+
+def _part(listing: Path, number: int) -> Path:
+    return listing.with_name(f"{listing.stem}-{number:06}.jsonl")
+
+
+def _stream(name: str, revision: str | None, column: str, listing: Path) -> int:
+    """Write the texts in parts, after those that are there; how many parts there are."""
+    count, rows = 0, 0
+    while usable(part := _part(listing, count)):
+        with part.open("rb") as file:
+            rows += sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+        count += 1
+    if count:
+        note(f"hf:{name}: {rows:,} texts are there from an earlier run, and the stream goes on after them")
+    try:
+        for batch in _batches(_texts(_opened(name, revision), name, column, rows), column):
+            part = _part(listing, count)
+            with open_aside(part) as file:
+                file.writelines(batch)
+            seal(part)
+            count += 1
+            note(f"hf:{name}: {count} × {PART_BYTES / 1e6:.0f} MB streamed")
+    except UserError:
+        raise
+    except Exception as error:  # the package raises many kinds
+        again = "; run the command again, which keeps what is there" if count else ""
+        raise UserError(f"hf:{name} cannot be streamed: {first_line(error)}{again}") from None
+    if not count:
+        raise UserError(f"hf:{name} has no text")
+    return count
+
+
+def _texts(rows: Any, name: str, column: str, skip: int) -> Iterator[str]:
+    """The texts of a stream after the first `skip` rows; a missing one is empty, so that rows are counted right."""
+    for number, row in enumerate(rows.skip(skip) if skip else rows, skip + 1):
+        text = row.get(column)
+        if text is None and column in row:
+            text = ""
+        if not isinstance(text, str):
+            has = "is no text" if column in row else f"is not there (it has {', '.join(row)})"
+            raise UserError(f"hf:{name}, row {number}: {column} {has}; name another --data.text_column")
+        yield text
+
+
+def _batches(texts: Iterator[str], column: str) -> Iterator[Iterator[bytes]]:
+    """Lines of JSON, in batches that make a part each."""
+    lines = (json.dumps({column: text}).encode() + b"\n" for text in texts)
+
+    def batch(line: bytes | None) -> Iterator[bytes]:
+        size = 0
+        while line is not None:
+            yield line
+            size += len(line)
+            line = next(lines, None) if size < PART_BYTES else None
+
+    for first in lines:
+        yield batch(first)
 
 
 def _from_stdin() -> Corpus:

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...config import UserError, install
+from ...config import UserError, package, refused
 from ...files import check_regular
 
 JSON_LINES = (".jsonl", ".ndjson")
 PACKED = (".gz", ".zst")  # cannot be read from the middle
 USUAL = ("text", "content")  # the column of the text, unless it is named
-MAX_LINE = 1 << 28  # bytes of one record
-PIECE = 1 << 20  # bytes that are read of it at a time
+MAX_LINE_BYTES = 1 << 28  # of one record
+PIECE_BYTES = 1 << 20  # that are read of it at a time
 
 
 class Part(NamedTuple):
@@ -49,7 +49,7 @@ def lines_of(path: Path, part: Part = WHOLE) -> Iterator[tuple[int, bytes]]:
             if part.start:
                 file.seek(part.start)
             while left is None or left > 0:
-                line = b"".join(_pieces(file, MAX_LINE + 1 if left is None else left, f"{path}, line {number}"))
+                line = b"".join(_pieces(file, MAX_LINE_BYTES + 1 if left is None else left, f"{path}, line {number}"))
                 if not line:
                     return
                 yield number, line
@@ -65,11 +65,11 @@ def _pieces(file: Any, most: int, where: str) -> list[bytes]:
     A packed file of a megabyte may hold a line of a gigabyte, which must not be in memory twice before it is refused.
     """
     pieces, read = [], 0
-    while read < most and (piece := file.readline(min(PIECE, most - read))):
+    while read < most and (piece := file.readline(min(PIECE_BYTES, most - read))):
         pieces.append(piece)
         read += len(piece)
-        if read > MAX_LINE:
-            raise UserError(f"{where}: longer than {MAX_LINE:,} bytes")
+        if read > MAX_LINE_BYTES:
+            raise UserError(f"{where}: longer than {MAX_LINE_BYTES:,} bytes")
         if piece.endswith(b"\n"):
             break
     return pieces
@@ -84,13 +84,8 @@ def _opened(path: Path) -> Any:
     return io.BufferedReader(_pyarrow(path).input_stream(str(path), compression="zstd"), 1 << 20)
 
 
-def _pyarrow(path: Path) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(f"{path} needs the pyarrow package, which comes with datasets; {install('hub-data')}") from None
-    return pyarrow
+def _pyarrow(path: Path, module: str = "pyarrow") -> Any:
+    return package(module, f"{path} needs the pyarrow package, which comes with datasets", "hub-data")
 
 
 def records_of(path: Path, part: Part = WHOLE) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -130,24 +125,18 @@ def _rows(path: Path, column: str, group: int | None) -> Iterator[tuple[str, Map
     groups = range(file.num_row_groups) if group is None else [group]
     if column not in file.schema_arrow.names:
         raise UserError(f"{path} has no column {column}: name another --data.text_column")
-    try:
+    with refused(f"{path} cannot be read"):
         for batch in file.iter_batches(1024, row_groups=list(groups), columns=[column]):
             for text in batch.column(0).to_pylist():
                 yield f"{path}, row {first + 1}", {column: text}
                 first += 1
-    except Exception as error:  # the package raises many kinds
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path} cannot be read: {(str(error) or type(error).__name__).splitlines()[0]}") from None
 
 
 def parquet(path: Path) -> Any:
     """A Parquet file, opened; only its columns' descriptions are read."""
-    package = _pyarrow(path)
-    try:
-        return package.parquet.ParquetFile(str(path))
-    except Exception as error:  # the package raises many kinds
-        raise UserError(f"{path} cannot be read: {(str(error) or type(error).__name__).splitlines()[0]}") from None
+    pyarrow_parquet = _pyarrow(path, "pyarrow.parquet")
+    with refused(f"{path} cannot be read"):
+        return pyarrow_parquet.ParquetFile(str(path))
 
 
 def columns_of(path: Path) -> list[str]:
@@ -156,7 +145,12 @@ def columns_of(path: Path) -> list[str]:
         fields = parquet(path).schema_arrow
         return [field.name for field in fields if str(field.type) in ("string", "large_string", "string_view")]
     _, first = next(records_of(path), ("", {}))
-    return [str(key) for key, value in first.items() if isinstance(value, str)]
+    return text_columns(first)
+
+
+def text_columns(record: Mapping[str, Any]) -> list[str]:
+    """The columns of a record that hold text."""
+    return [str(key) for key, value in record.items() if isinstance(value, str)]
 
 
 def choose_column(columns: Sequence[str]) -> str | None:

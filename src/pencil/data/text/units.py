@@ -24,7 +24,7 @@ from ..tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from .corpus import CHUNK, Corpus, decoded_blocks
 from .records import Part, kind_of, lines_of, parquet, texts_of
 
-UNIT = 1 << 25  # bytes of text
+UNIT_BYTES = 1 << 25  # of text
 WHOLE_DOCUMENT = 12  # bytes of memory for each byte of a document that must be encoded whole
 
 
@@ -41,7 +41,7 @@ class Unit(NamedTuple):
     group: int | None = None  # of a Parquet file
     column: str | None = None  # of records
     whole: str = ""  # SHA-256 of the whole file, where a part of it has none
-    mark: tuple[int, int] | None = None  # its size and time when that was found
+    mark: tuple[int, int] | None = None  # its size and time when that was taken
 
     @property
     def content(self) -> str:
@@ -66,7 +66,7 @@ def encoded(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
         yield close
 
 
-def units_of(corpus: Corpus, cuttable: bool, size: int = UNIT) -> Iterator[Unit]:
+def units_of(corpus: Corpus, cuttable: bool, size: int = UNIT_BYTES) -> Iterator[Unit]:
     """The units of a corpus, in order; a file that is no longer what was checked is refused."""
     for path, sha in zip(corpus.files, corpus.hashes, strict=True):
         if not corpus.recorded(path):
@@ -82,12 +82,12 @@ def units_of(corpus: Corpus, cuttable: bool, size: int = UNIT) -> Iterator[Unit]
                 yield Unit(str(path), share, group=group, column=corpus.column, whole=sha, mark=mark)
 
 
-def check_same(path: Path, known: str, found: Any = None) -> None:
-    """Refuse a file that has another SHA-256 than when the corpus was found."""
-    if found is None:
+def check_same(path: Path, expected: str, sha: Any = None) -> None:
+    """Refuse a file that has another SHA-256 than when the corpus was listed; `sha` is that of a file just read."""
+    if sha is None:
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256")
-    if found.hexdigest() != known:
+            sha = hashlib.file_digest(file, "sha256")
+    if sha.hexdigest() != expected:
         raise _changed(path)
 
 
@@ -95,7 +95,7 @@ def _changed(path: str | Path) -> UserError:
     return UserError(f"{path} has changed while it was read: leave it as it is, and run the command again")
 
 
-def _plain(path: Path, known: str, most: int) -> Iterator[Unit]:
+def _plain(path: Path, expected: str, most: int) -> Iterator[Unit]:
     """Cut as the text is cut that is read from its beginning, so that the ids are the same."""
     whole, sha, lengths = hashlib.sha256(), hashlib.sha256(), []
     with path.open("rb") as file:
@@ -109,7 +109,7 @@ def _plain(path: Path, known: str, most: int) -> Iterator[Unit]:
         lengths.append(len(content))
         sha.update(content)
         whole.update(content)
-    check_same(path, known, whole)
+    check_same(path, expected, whole)
     yield Unit(str(path), sum(lengths), sha.hexdigest(), start, tuple(lengths))
 
 
@@ -131,7 +131,7 @@ def _document(path: Path, sha: str) -> Iterator[Unit]:
     yield Unit(str(path), size, sha, pieces=(size,))
 
 
-def _lines(path: Path, known: str, column: str | None, most: int) -> Iterator[Unit]:
+def _lines(path: Path, expected: str, column: str | None, most: int) -> Iterator[Unit]:
     whole, sha, start, size, first, number = hashlib.sha256(), hashlib.sha256(), 0, 0, 1, 0
     for number, line in lines_of(path):
         if size >= most:
@@ -140,7 +140,7 @@ def _lines(path: Path, known: str, column: str | None, most: int) -> Iterator[Un
         size += len(line)
         sha.update(line)
         whole.update(line)
-    check_same(path, known, whole)
+    check_same(path, expected, whole)
     yield Unit(str(path), size, sha.hexdigest(), start, line=first, column=column)
 
 
@@ -165,7 +165,7 @@ def encode_unit(unit: Unit, tokenizer: Tokenizer, close: np.ndarray) -> Iterator
 
 
 def _check_mark(unit: Unit) -> None:
-    """Refuse a file that was written since its hash was found."""
+    """Refuse a file that was written since its hash was taken."""
     if unit.mark is not None and mark_of(os.stat(unit.path)) != tuple(unit.mark):
         raise _changed(unit.path)
 

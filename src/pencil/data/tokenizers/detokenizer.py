@@ -18,7 +18,7 @@ class Detokenizer:
         self.waiting: list[int] = []
         self.emitted = 0  # characters of the waiting tokens already in the text
         self.text = ""  # before it is tidied
-        self.given = 0  # characters returned
+        self.returned = 0  # characters returned
 
     def add(self, token: int) -> str:
         """The new text."""
@@ -46,10 +46,10 @@ class Detokenizer:
         return self._new(self.text)
 
     def _waiting_text(self) -> str:
-        known = len(self.tokenizer.plain(self.before)) if self.before else 0
-        return self.tokenizer.plain(self.before + self.waiting)[known:]
+        before = len(self.tokenizer.plain(self.before)) if self.before else 0
+        return self.tokenizer.plain(self.before + self.waiting)[before:]
 
     def _new(self, text: str) -> str:
         tidied = self.tokenizer.tidy(text)
-        new, self.given = tidied[self.given :], max(self.given, len(tidied))
+        new, self.returned = tidied[self.returned :], max(self.returned, len(tidied))
         return new

@@ -45,7 +45,7 @@ def _json(content: Any) -> bytes:
 def _names(tokenizer: Tokenizer) -> dict[str, str]:
     """The names of special tokens, as other libraries call them."""
     before, after = tokenizer.around
-    found = {
+    ids = {
         "bos_token": tokenizer.begin,
         "eos_token": tokenizer.end,
         "pad_token": tokenizer.pad,
@@ -54,7 +54,7 @@ def _names(tokenizer: Tokenizer) -> dict[str, str]:
         "cls_token": before[0] if before and tokenizer.mask is not None else None,
         "sep_token": after[-1] if after and tokenizer.mask is not None else None,
     }
-    names = {name: tokenizer.token(i) for name, i in found.items() if i is not None}
+    names = {name: tokenizer.token(i) for name, i in ids.items() if i is not None}
     if isinstance(tokenizer, LibraryTokenizer):
         unknown = next((text for text in UNKNOWN if tokenizer.id_of(text) is not None), None)
         names |= {} if unknown is None else {"unk_token": unknown}

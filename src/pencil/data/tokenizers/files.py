@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...config import UserError
+from ...config import UserError, refuse
 from ...files import is_text
 
 ALLOWED = {
@@ -37,6 +37,7 @@ DECODERS = {
     "Unigram": {"Metaspace", "ByteFallback", "Replace"},
     "WordLevel": {"Fuse"},
 }
+AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 MOST_PARTS, LONGEST_PATTERN, LONGEST_TEXT, LONGEST_WORD = 16, 1_000, 16, 1_000
 SPARE_IDS = 1_000  # ids that stand for nothing, in a small file; a large one may leave out half
 
@@ -46,21 +47,21 @@ def check_tokenizer(content: Mapping[str, Any], where: str) -> None:
     try:
         model, added = content["model"], content.get("added_tokens") or []
         kind = model.get("type") or _kind(model)
-        if kind not in DECODERS:
-            raise ValueError(f"its model is {str(kind)[:40]}, not {', '.join(DECODERS)}")
-        decoders = [part["type"] for part in stage_parts(content.get("decoder"), INSIDE["decoder"])]
-        if not DECODERS[kind] & set(decoders):
-            raise ValueError(f"its decoder does not give the text of a {kind} back")
-        if "ByteLevel" in decoders and set(decoders) - {"ByteLevel", "Fuse", "Sequence"}:
-            raise ValueError("its decoder changes what byte-level tokens decode to")
+        refuse((kind not in DECODERS, f"its model is {str(kind)[:40]}, not {', '.join(DECODERS)}"))
+        decoders = {part["type"] for part in stage_parts(content.get("decoder"), INSIDE["decoder"])}
+        refuse(
+            (not DECODERS[kind] & decoders, f"its decoder does not give the text of a {kind} back"),
+            (
+                "ByteLevel" in decoders and decoders - {"ByteLevel", "Fuse", "Sequence"},
+                "its decoder changes what byte-level tokens decode to",
+            ),
+        )
         ids = _check_model(kind, model, added, "ByteLevel" in decoders)
         for stage, allowed in ALLOWED.items():
             for part in stage_parts(content.get(stage), INSIDE[stage]):
-                if part["type"] not in allowed:
-                    raise ValueError(f"its {stage} {str(part['type'])[:40]} is not one that Pencil can use")
+                name = part["type"]
+                refuse((name not in allowed, f"its {stage} {str(name)[:40]} is not one that Pencil can use"))
                 _check_part(stage, part, ids)
-    except UserError:
-        raise
     except ValueError as error:
         raise UserError(f"{where} is not a tokenizer that can be used: {error}") from None
     except (KeyError, TypeError, AttributeError, IndexError, RecursionError):
@@ -70,10 +71,11 @@ def check_tokenizer(content: Mapping[str, Any], where: str) -> None:
 def check_characters(content: Mapping[str, Any], where: str) -> str:
     """The characters of Pencil's own kind: each once, in their order, since their places are the ids."""
     letters = content.get("characters")
+    damaged = f"{where} is not a tokenizer, or is damaged"
     if not isinstance(letters, str) or not is_text(letters):
-        raise UserError(f"{where} is not a tokenizer, or is damaged: it has no characters")
+        raise UserError(f"{damaged}: it has no characters")
     if sorted(set(letters)) != list(letters):
-        raise UserError(f"{where} is not a tokenizer, or is damaged: its characters are not in order, each once")
+        raise UserError(f"{damaged}: its characters are not in order, each once")
     return letters
 
 
@@ -89,38 +91,47 @@ def _kind(model: Mapping[str, Any]) -> str:
 def _check_model(kind: str, model: Mapping[str, Any], added: list[Mapping[str, Any]], byte_level: bool) -> set[int]:
     """The ids of the model and of the added tokens: each once, and without wide gaps."""
     ids = _unigram_ids(model) if kind == "Unigram" else dict(model["vocab"].items())
-    if model.get("dropout"):
-        raise ValueError("its dropout is not supported")
+    unknown, any_text = model.get("unk_token"), byte_level or model.get("byte_fallback")
+    refuse((model.get("dropout"), "its dropout is not supported"))
     if kind == "BPE":
-        for name in ("continuing_subword_prefix", "end_of_word_suffix"):
-            if model.get(name):
-                raise ValueError(f"its {name} is not supported")
-        if not byte_level and not model.get("byte_fallback") and model.get("unk_token") is None:
-            raise ValueError("it is not byte-level and has no token for unknown text, which would be left out")
+        refuse(
+            *((model.get(name), f"its {name} is not supported") for name in AFFIXES),
+            (
+                not any_text and unknown is None,
+                "it is not byte-level and has no token for unknown text, which would be left out",
+            ),
+        )
     if kind == "WordPiece":
-        if not 0 < model.get("max_input_chars_per_word", 100) <= LONGEST_WORD:
-            raise ValueError(f"its max_input_chars_per_word is not between 1 and {LONGEST_WORD:,}")
-        if not 0 < len(model["continuing_subword_prefix"]) <= LONGEST_TEXT:
-            raise ValueError("its continuing_subword_prefix is not supported")
-    needed = kind == "WordPiece" or (kind == "BPE" and model.get("unk_token") is not None)
-    if needed and model["unk_token"] not in ids:
-        raise ValueError(f"its token for unknown text, {str(model['unk_token'])[:40]!r}, is not in its vocabulary")
+        refuse(
+            (
+                not 0 < model.get("max_input_chars_per_word", 100) <= LONGEST_WORD,
+                f"its max_input_chars_per_word is not between 1 and {LONGEST_WORD:,}",
+            ),
+            (
+                not 0 < len(model["continuing_subword_prefix"]) <= LONGEST_TEXT,
+                "its continuing_subword_prefix is not supported",
+            ),
+        )
+    if (kind == "WordPiece" or (kind == "BPE" and unknown is not None)) and model["unk_token"] not in ids:
+        raise ValueError(f"its token for unknown text, {str(unknown)[:40]!r}, is not in its vocabulary")
     for token in added:
-        if not isinstance(token["content"], str) or not token["content"]:
-            raise ValueError("an added token has no text")
-        if ids.setdefault(token["content"], token["id"]) != token["id"]:
-            raise ValueError(f"two tokens are {token['content'][:40]!r}")
+        text = token["content"]
+        refuse((not isinstance(text, str) or not text, "an added token has no text"))
+        refuse((ids.setdefault(text, token["id"]) != token["id"], f"two tokens are {text[:40]!r}"))
     return _check_ids(list(ids.values()))
 
 
-def _check_ids(found: list[Any]) -> set[int]:
-    if not all(type(one) is int and one >= 0 for one in found):
-        raise ValueError("an id is not a whole number")
-    if len(set(found)) < len(found):
-        raise ValueError(f"the ids of its {len(found):,} tokens are not each once")
-    if max(found, default=0) >= 2 * len(found) + SPARE_IDS:
-        raise ValueError(f"its {len(found):,} tokens have ids up to {max(found):,}: most of them stand for nothing")
-    return set(found)
+def _check_ids(ids: list[Any]) -> set[int]:
+    refuse((not all(type(i) is int and i >= 0 for i in ids), "an id is not a whole number"))
+    count, last = len(ids), max(ids, default=0)
+    refuse(
+        (len(set(ids)) < count, f"the ids of its {count:,} tokens are not each once"),
+        (
+            last >= 2 * count + SPARE_IDS,
+            f"its {count:,} tokens have ids up to {last:,}: most of them stand for nothing",
+        ),
+    )
+    return set(ids)
 
 
 def _unigram_ids(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,23 +165,34 @@ def _check_part(stage: str, part: Mapping[str, Any], ids: set[int]) -> None:
     kind = part["type"]
     if kind in ("Split", "Replace"):
         _check_pattern(part["pattern"])
-    if kind == "Replace" and len(part["content"]) > LONGEST_TEXT:
-        raise ValueError(f"its {stage} replaces text by more than {LONGEST_TEXT} letters")
-    if kind == "Replace" and stage == "decoder" and part["pattern"].get("String") != "▁":
-        raise ValueError("its decoder replaces other letters than ▁")
-    if kind == "Prepend" and len(part["prepend"]) > LONGEST_TEXT:
-        raise ValueError(f"its {stage} puts more than {LONGEST_TEXT} letters before a text")
-    if kind == "Strip" and stage == "decoder" and not (part["start"] in (0, 1) and part["stop"] == 0):
-        raise ValueError("its decoder strips more than one letter at the beginning")
+    not_in_vocabulary = "its post_processor puts tokens that are not in its vocabulary"
+    refuse(
+        (
+            kind == "Replace" and len(part["content"]) > LONGEST_TEXT,
+            f"its {stage} replaces text by more than {LONGEST_TEXT} letters",
+        ),
+        (
+            kind == "Replace" and stage == "decoder" and part["pattern"].get("String") != "▁",
+            "its decoder replaces other letters than ▁",
+        ),
+        (
+            kind == "Prepend" and len(part["prepend"]) > LONGEST_TEXT,
+            f"its {stage} puts more than {LONGEST_TEXT} letters before a text",
+        ),
+        (
+            kind == "Strip" and stage == "decoder" and not (part["start"] in (0, 1) and part["stop"] == 0),
+            "its decoder strips more than one letter at the beginning",
+        ),
+        (
+            kind in ("BertProcessing", "RobertaProcessing") and not {part["sep"][1], part["cls"][1]} <= ids,
+            not_in_vocabulary,
+        ),
+    )
     if kind == "TemplateProcessing":
-        for form in (part["single"], part["pair"]):
-            if len(form) > MOST_PARTS:
-                raise ValueError(f"its post_processor puts more than {MOST_PARTS} tokens around a text")
-        used = [one for token in part["special_tokens"].values() for one in token["ids"]]
-        if not set(used) <= ids or len(used) > MOST_PARTS:
-            raise ValueError("its post_processor puts tokens that are not in its vocabulary")
-    if kind in ("BertProcessing", "RobertaProcessing") and not {part["sep"][1], part["cls"][1]} <= ids:
-        raise ValueError("its post_processor puts tokens that are not in its vocabulary")
+        longest = max(len(part["single"]), len(part["pair"]))
+        refuse((longest > MOST_PARTS, f"its post_processor puts more than {MOST_PARTS} tokens around a text"))
+        used = [i for token in part["special_tokens"].values() for i in token["ids"]]
+        refuse((not set(used) <= ids or len(used) > MOST_PARTS, not_in_vocabulary))
 
 
 def _check_pattern(pattern: Mapping[str, Any]) -> None:

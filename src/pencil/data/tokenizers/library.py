@@ -109,10 +109,10 @@ class LibraryTokenizer(Tokenizer):
 
     def _keeps_every_byte(self, vocabulary: Mapping[str, int]) -> bool:
         complete = self.fallback and all(f"<0x{i:02X}>" in vocabulary for i in range(256))
-        kept = self._kinds("normalizer") <= KEEPS_TEXT and self._kinds("pre_tokenizer") <= KEEPS_SPACES
+        lossless = self._kinds("normalizer") <= KEEPS_TEXT and self._kinds("pre_tokenizer") <= KEEPS_SPACES
         replaced = [part["pattern"] for part in self._stages["normalizer"] if part["type"] == "Replace"]
         plain = all(pattern == {"String": " "} for pattern in replaced)
-        return complete and kept and plain
+        return complete and lossless and plain
 
     def encode(self, text: str) -> np.ndarray:
         # in pieces, which the library encodes in parallel
@@ -130,11 +130,13 @@ class LibraryTokenizer(Tokenizer):
             if part["type"] in ("BertProcessing", "RobertaProcessing"):
                 before, after = (part["cls"][1], *before), (*after, part["sep"][1])
             if part["type"] == "TemplateProcessing":
-                form, known = part["single"], part["special_tokens"]
-                at = next(i for i, one in enumerate(form) if "Sequence" in one)
+                form, special = part["single"], part["special_tokens"]
+                at = next(i for i, part in enumerate(form) if "Sequence" in part)
                 sides = form[:at], form[at + 1 :]
-                one, two = ([i for token in side for i in known[token["SpecialToken"]["id"]]["ids"]] for side in sides)
-                before, after = (*one, *before), (*after, *two)
+                left, right = (
+                    [i for token in side for i in special[token["SpecialToken"]["id"]]["ids"]] for side in sides
+                )
+                before, after = (*left, *before), (*after, *right)
         return before, after
 
     def encode_with_special(self, text: str, pair: str | None = None) -> list[int]:
@@ -209,19 +211,19 @@ _LINE, _WORD = re.compile(r"(?<=\S)\n(?=\S)"), re.compile(r"(?<=\S)(?= \S)")
 def pieces(blocks: Iterable[str], size: int) -> Iterator[str]:
     """The text of the blocks in pieces of `size` to twice `size` characters, cut where no byte-level merge crosses:
     after a newline between two visible characters, else before a single space; anywhere if there is neither."""
-    kept = ""
+    text = ""
     for block in blocks:
-        kept += block
+        text += block
         begin = 0
-        while len(kept) - begin > 2 * size:
+        while len(text) - begin > 2 * size:
             low, high = begin + size, begin + 2 * size
-            cut = _LINE.search(kept, low, high) or _WORD.search(kept, low, high)
+            cut = _LINE.search(text, low, high) or _WORD.search(text, low, high)
             end = cut.end() if cut else high
-            yield kept[begin:end]
+            yield text[begin:end]
             begin = end
-        kept = kept[begin:]
-    if kept:
-        yield kept
+        text = text[begin:]
+    if text:
+        yield text
 
 
 LONGEST_WORD = 1000  # characters: the trainer's time grows with the square of a word's length
@@ -245,8 +247,8 @@ def _cut_words(texts: Iterable[str], words: Callable[[str], list[tuple[str, tupl
     """The texts; one with a word of more than LONGEST_WORD characters as single words, long ones in parts."""
     announced = False
     for text in texts:
-        found = words(text) if any(_RUN.match(text, i) for i in range(0, len(text), LONGEST_WORD // 2)) else []
-        if all(end - begin <= LONGEST_WORD for _, (begin, end) in found):
+        spans = words(text) if any(_RUN.match(text, i) for i in range(0, len(text), LONGEST_WORD // 2)) else []
+        if all(end - begin <= LONGEST_WORD for _, (begin, end) in spans):
             yield text
             continue
         if not announced:
@@ -257,7 +259,7 @@ def _cut_words(texts: Iterable[str], words: Callable[[str], list[tuple[str, tupl
                 LONGEST_WORD,
             )
             announced = True
-        for _, (begin, end) in found:
+        for _, (begin, end) in spans:
             for at in range(begin, end, LONGEST_WORD):
                 yield text[at : min(end, at + LONGEST_WORD)]
 

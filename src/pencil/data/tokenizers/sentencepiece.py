@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from ...config import UserError, install
+from ...config import UserError, package, refuse
 from .library import guarded, utf8
 from .special_tokens import SpecialTokens, Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE = 1, 2
 SPACE = "▁"
+FILE_FORMAT = "sentencepiece.sentencepiece_model_pb2"  # a module of the package
 MOST_PIECES = 1_000_000
 LANGUAGE = re.compile(r">>.*?<<", re.DOTALL)  # the code of a target language, at the beginning of a source
 
@@ -44,21 +45,14 @@ class SentencePieces:
         return {piece: i for i, (piece, _, other) in enumerate(self.pieces) if other == kind}
 
 
-def _package(where: str) -> Any:
-    """The package of sentencepiece, with the format of its files."""
-    try:
-        import sentencepiece
-        import sentencepiece.sentencepiece_model_pb2
-    except ImportError:
-        raise UserError(
-            f"{where} is a tokenizer of sentencepiece, which needs its package; {install('sentencepiece')}"
-        ) from None
-    return sentencepiece
+def _package(where: str, module: str = "sentencepiece") -> Any:
+    """A module of the package of sentencepiece: the package, or the format of its files."""
+    return package(module, f"{where} is a tokenizer of sentencepiece, which needs its package", "sentencepiece")
 
 
 def read_sentencepiece(content: bytes, where: str) -> SentencePieces:
     """The content of a .model or .spm file; what it asks for that is not supported is refused by name."""
-    file = _package(where).sentencepiece_model_pb2.ModelProto
+    file = _package(where, FILE_FORMAT).ModelProto
     proto = guarded(lambda: file.FromString(content), f"{where} is not a sentencepiece model, or is damaged")
     try:
         return _read(proto)
@@ -69,33 +63,36 @@ def read_sentencepiece(content: bytes, where: str) -> SentencePieces:
 
 
 def _read(proto: Any) -> SentencePieces:
-    if len(proto.pieces) > MOST_PIECES:
-        raise ValueError(f"it has more than {MOST_PIECES:,} pieces")
-    if proto.denormalizer_spec.precompiled_charsmap:
-        raise ValueError("it rewrites decoded text (denormalizer_spec)")
+    refuse(
+        (len(proto.pieces) > MOST_PIECES, f"it has more than {MOST_PIECES:,} pieces"),
+        (proto.denormalizer_spec.precompiled_charsmap, "it rewrites decoded text (denormalizer_spec)"),
+    )
     pieces = [(one.piece, one.score, one.type) for one in proto.pieces]
     kinds = [kind for _, _, kind in pieces]
     for kind, name in ((USER_DEFINED, "user-defined symbols"), (UNUSED, "unused pieces")):
         if kind in kinds:
             raise ValueError(f"it has {name}, such as {pieces[kinds.index(kind)][0][:40]!r}")
-    if kinds.count(UNKNOWN) != 1:
-        raise ValueError("it has no piece for unknown text, or several")
-    if len({piece for piece, *_ in pieces}) < len(pieces) or any(not piece for piece, *_ in pieces):
-        raise ValueError("two of its pieces are the same, or one is empty")
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
-    if trainer.model_type not in (UNIGRAM, BPE):
-        raise ValueError("it is a model of words or characters, not Unigram or BPE")
-    if trainer.treat_whitespace_as_suffix:
-        raise ValueError("it marks the end of a word, not its beginning (treat_whitespace_as_suffix)")
-    if not normalizer.escape_whitespaces:
-        raise ValueError("it does not mark spaces (escape_whitespaces)")
+    refuse(
+        (kinds.count(UNKNOWN) != 1, "it has no piece for unknown text, or several"),
+        (
+            len({piece for piece, *_ in pieces} - {""}) < len(pieces),
+            "two of its pieces are the same, or one is empty",
+        ),
+        (trainer.model_type not in (UNIGRAM, BPE), "it is a model of words or characters, not Unigram or BPE"),
+        (
+            trainer.treat_whitespace_as_suffix,
+            "it marks the end of a word, not its beginning (treat_whitespace_as_suffix)",
+        ),
+        (not normalizer.escape_whitespaces, "it does not mark spaces (escape_whitespaces)"),
+    )
     prefix, extra = normalizer.add_dummy_prefix, normalizer.remove_extra_whitespaces
     return SentencePieces(pieces, trainer.model_type, normalizer.precompiled_charsmap, prefix, extra)
 
 
 def write_sentencepiece(model: SentencePieces, where: str = "the tokenizer") -> bytes:
     """The content of a model file with these pieces."""
-    proto = _package(where).sentencepiece_model_pb2.ModelProto()
+    proto = _package(where, FILE_FORMAT).ModelProto()
     for piece, score, kind in model.pieces:
         proto.pieces.add(piece=piece, score=score, type=kind)
     control = model.of_kind(CONTROL)
@@ -230,9 +227,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     def hidden(self, i: int) -> bool:
         return int(i) in self._hidden
-
-    def pending(self, i: int) -> bool:
-        return False
 
     def plain(self, ids: Sequence[int]) -> str:
         names = [self._names.get(int(i), "") for i in ids if not self.hidden(i)]

@@ -40,7 +40,7 @@ class SpecialTokens:
     @staticmethod
     def read(table: Mapping[str, Any], vocab: int, where: str) -> "SpecialTokens":
         """The tokens of a table; one that the tokenizer does not have is refused."""
-        found: dict[str, Any] = {}
+        tokens: dict[str, Any] = {}
         for name, value in table.items():
             if name not in SpecialTokens.__dataclass_fields__:
                 names = tuple(SpecialTokens.__dataclass_fields__)
@@ -48,20 +48,20 @@ class SpecialTokens:
             if name == "clean":
                 if not isinstance(value, bool):
                     raise UserError(f"{where}: tokens.clean must be true or false, not {value!r}")
-                found[name] = value
+                tokens[name] = value
                 continue
             several = name in ("end", "never")
             ids = value if several and isinstance(value, list | tuple) else [value]
             for one in ids:
                 if type(one) is not int or not 0 <= one < vocab:
                     raise UserError(f"{where}: tokens.{name} {one!r} is not an id of the tokenizer's {vocab:,}")
-            found[name] = tuple(ids) if several else ids[0]
-        return SpecialTokens(**found)
+            tokens[name] = tuple(ids) if several else ids[0]
+        return SpecialTokens(**tokens)
 
     def tidy(self, text: str) -> str:
         """Decoded text, cleaned up where the tokenizer asks for it."""
-        for found, written in CLEAN.items() if self.clean else ():
-            text = text.replace(found, written)
+        for written, cleaned in CLEAN.items() if self.clean else ():
+            text = text.replace(written, cleaned)
         return text
 
     def certain(self, text: str) -> int:
@@ -74,14 +74,14 @@ class SpecialTokens:
     @property
     def table(self) -> dict[str, Any]:
         """The `[tokens]` table: only what is set, and a single id not as a list."""
-        found: dict[str, Any] = {}
+        table: dict[str, Any] = {}
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if isinstance(value, tuple):
                 value = value[0] if len(value) == 1 else list(value)
             if value is not None and value != [] and value is not False:
-                found[name] = value
-        return found
+                table[name] = value
+        return table
 
 
 class Tokenizer(ABC):

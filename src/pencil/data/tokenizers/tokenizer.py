@@ -142,8 +142,8 @@ def from_name(name: str) -> Tokenizer:
             raise UserError(f"there is no tokenizer file {name}")
         return read_json(read_text(path), name)
     if name != "gpt2":
-        known = ("char", "byte", "bpe", "gpt2")
-        raise UserError(f"{name} is not a tokenizer, nor the path of a tokenizer.json; {nearest(name, known)}")
+        names = ("char", "byte", "bpe", "gpt2")
+        raise UserError(f"{name} is not a tokenizer, nor the path of a tokenizer.json; {nearest(name, names)}")
     try:
         from huggingface_hub import hf_hub_download
 
