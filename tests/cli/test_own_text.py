@@ -109,13 +109,16 @@ def test_what_has_no_effect_or_no_meaning_is_refused(files, words, message):
     assert not (files / "run").exists()
 
 
-def test_images_with_texts_and_labels_say_which_is_used(tmp_path):
+@pytest.mark.parametrize("labelled", [True, False])
+def test_images_with_texts_and_labels_say_which_is_used(labelled, tmp_path):
     from PIL import Image
 
     rows = []
     for i in range(23):
         Image.new("L", (8, 8), i * 10).save(tmp_path / f"{i}.png")
-        rows.append({"file_name": f"{i}.png", "text": f"grey {i}", "label": "dark" if i % 2 else "light"})
+        label = {"label": "dark" if i % 2 else "light"} if labelled else {}
+        rows.append({"file_name": f"{i}.png", "text": f"grey {i}", **label})
     (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = call("train", "dit", "--data", tmp_path, *SMALL, "--model.image_size", 8, "--out", tmp_path / "run")
-    assert "has texts and labels: the texts are used; --model.classes chooses the labels" in done.stderr
+    said = "has texts and labels: the texts are used; --model.classes chooses the labels"
+    assert (said in done.stderr) == labelled

@@ -295,6 +295,11 @@ def test_a_cache_that_does_not_fit_is_refused_with_what_would(net, monkeypatch):
         UserError, match="of 8 sequences of 23 tokens needs .* GB .* 7 such sequences or 8 of 20 tokens would fit"
     ):
         Generation(net, [[1, 2, 3]] * 8, 20)
+    with pytest.raises(UserError, match="of 14 sequences of 23 tokens needs"):  # of each prompt two branches
+        Generation(net, [[1, 2, 3]] * 7, 20).branch(2)
+    monkeypatch.setattr("pencil.inference.generation.free_memory", lambda device: 7 * 24 * slot - 1)
+    with pytest.raises(UserError, match="6 such sequences or 7 of 22 tokens would fit"):
+        Generation(net, [[1, 2, 3]] * 7, 20)
     monkeypatch.setattr("pencil.inference.generation.free_memory", lambda device: 15 * slot)
     with pytest.raises(UserError, match="; 14 tokens would fit"):
         Generation(net, [[1, 2, 3]], 20)

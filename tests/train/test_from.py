@@ -149,6 +149,14 @@ def test_a_smaller_context_and_dropout_may_be_chosen(data, tmp_path):
     assert Run.open(b).config["model"]["dropout"] == 0.1
 
 
+@pytest.mark.parametrize("scaling, recorded", [("ntk", 13), (None, None)])
+def test_a_smaller_context_keeps_the_one_that_scaled_rotations_were_trained_on(scaling, recorded, data, tmp_path):
+    scaled = {} if scaling is None else {"rope_scaling": scaling, "rope_factor": 2.0}
+    a = trained("gpt", data / "a.txt", tmp_path / "a", **TINY, context=26, positions="rope", **scaled)
+    b = trained("gpt", data / "b.txt", tmp_path / "b", from_run=a, context=7)
+    assert Run.open(b).config["model"].get("rope_original_context") == recorded
+
+
 @pytest.mark.long
 def test_the_config_file_starts_from_it_too(run, notes, tmp_path):
     b = trained("gpt", notes, tmp_path / "b", from_run=run, freeze=["tokens", "blocks.0"])

@@ -1,6 +1,7 @@
 """Checkpoints found and compared: how a broken manifest is named, and settings as older versions recorded them."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from pencil.families import configure, create, family
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
 from pencil.train.loop.identity import Change, differences
-from pencil.train.loop.resume import _has_dropout
+from pencil.train.loop.resume import _has_dropout, differences_of_machine
+from pencil.train.settings import TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,20 @@ def test_dropout_is_found_in_models_of_both_kinds(dropout):
         torch.nn.Dropout(dropout),
     ):
         assert _has_dropout(torch.nn.Sequential(model)) == (dropout > 0)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.13])
+def test_another_number_of_processes_says_what_it_changes(dropout):
+    """With dropout the random numbers differ, without it only the order of sums; an exact training has neither."""
+    model = create("gpt", configure("gpt", width=22, heads=11, depth=1, dropout=dropout))
+    state = {"threads": torch.get_num_threads(), "device": "cpu", "processes": 3}
+
+    def notes(**settings):
+        trained = SimpleNamespace(config=TrainConfig(**settings))
+        return differences_of_machine(SimpleNamespace(state=trained, model=model, device=torch.device("cpu")), state)
+
+    (note,) = notes()
+    assert note.startswith("processes was 3 and is 1 now: ")
+    assert ("dropout draws other numbers" in note and "--train.exact true" in note) == (dropout > 0)
+    assert ("last bits" in note) == (dropout == 0)
+    assert notes(exact=True) == []

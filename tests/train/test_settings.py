@@ -18,6 +18,37 @@ from pencil.train.schedule import factor
 from pencil.train.settings import TrainConfig, check_settings, fit_warmup
 
 SIZES = dict(width=24, heads=3, depth=1, context=31)
+COUNTS = ("steps", "batch", "accumulate", "eval_every", "eval_batches", "save_every")
+
+# ---- refused values
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_of_zero_is_refused_unless_a_time_budget_decides_it(name):
+    message = f"train.{name} must be at least 1, not "
+    with pytest.raises(UserError, match=f"^{message}0$"):
+        TrainConfig(**{name: 0})
+    with pytest.raises(UserError, match=f"^{message}-1$"):
+        TrainConfig(minutes=3, **{name: -1})
+    if name in ("steps", "eval_every", "save_every"):
+        assert getattr(TrainConfig(minutes=3, **{name: 0}), name) == 0
+    else:
+        with pytest.raises(UserError, match=f"^{message}0$"):
+            TrainConfig(minutes=3, **{name: 0})
+
+
+@pytest.mark.parametrize("minutes", [0, -1, math.nan])
+def test_a_time_budget_must_be_above_0(minutes):
+    with pytest.raises(UserError, match=f"^train.minutes must be above 0, not {minutes}$"):
+        TrainConfig(minutes=minutes)
+
+
+@pytest.mark.parametrize("parallel, accumulate", [("fsdp", 1), ("ddp", 3), ("ddp", 1)])
+def test_when_gradients_are_summed_is_refused_where_it_changes_nothing(parallel, accumulate):
+    with pytest.raises(UserError, match="^train.sync batch has no effect without fsdp and .*: use auto$"):
+        TrainConfig(sync="batch", parallel=parallel, accumulate=accumulate)
+    assert TrainConfig(sync="batch", parallel="fsdp", accumulate=3).sync == "batch"
+
 
 # ---- warm-up
 
