@@ -14,7 +14,7 @@ from pencil.core.probe import OFF, Probe
 from pencil.families import Family
 from pencil.families.options import NoOptions
 from pencil.tracing.live_trace import trace
-from pencil.train.task import Prepared, Preview, random_of
+from pencil.train.task import Prepared, Preview, Task, random_of
 
 LENGTH = 5
 
@@ -55,10 +55,10 @@ class Parity(nn.Module):
         return probe("logits", self.head(probe("sum", self.table(tokens).sum(1))))
 
 
-class ParityTask:
+class ParityTask(Task):
     """Numbers drawn at random."""
 
-    unit, headline, select_best, slow, usage = "lists", "accuracy", False, False, "--list 1,2,3,4,5"
+    unit, headline, select_best, usage = "lists", "accuracy", False, "--list 1,2,3,4,5"
     hash = "parity"
 
     def __init__(self, family: Any, config: Any, train: Any):
@@ -78,9 +78,6 @@ class ParityTask:
     def about(self) -> str:
         return "integers"
 
-    def skipped(self) -> list[Any]:
-        return []
-
     def build(self) -> nn.Module:
         return self.family.create(self.config)
 
@@ -90,12 +87,6 @@ class ParityTask:
 
     def batch(self, step: int, micro: int = 0):
         return self.draw(random_of(self.train.seed, step, micro), self.train.batch)
-
-    def count(self, batch: Any) -> int:
-        return len(batch[0])
-
-    def targets(self, batch: Any) -> int:
-        return len(batch[0])
 
     def sample_ids(self, step: int, micro: int = 0) -> list[str]:
         return [str(row.tolist()) for row in self.batch(step, micro)[0]]
@@ -112,9 +103,6 @@ class ParityTask:
 
     def preview(self, model: Any) -> Preview:
         return Preview(".txt", b"parity\n")
-
-    def report(self, model: Any, folder: Any):
-        return self.evaluate(model), []
 
 
 @dataclass(frozen=True)

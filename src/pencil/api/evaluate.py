@@ -50,7 +50,7 @@ def evaluate_run(run: Path, data: str | None, device: str, dtype: str, out: Path
         task, other = task_of(opened, config, notify=notify), False
     else:
         task, other = task_on(opened, config, data, notify)
-    if out is not None and not getattr(task, "figures", True):
+    if out is not None and not task.figures:
         raise UserError(f"--out has no effect on {opened.path}, whose evaluation draws no figures: leave it out")
     folder = out or opened.path / (f"eval-{_file_name(data)}" if other and data else "eval")
     if out is None:

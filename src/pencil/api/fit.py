@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import __version__
 from ..collectives.distributed_map import distributed_map, ordered_sum
@@ -15,43 +15,25 @@ from ..config import UserError, build
 from ..console import note
 from ..device import pick_device, random_state_kept
 from ..runs.run import Run
+from ..train import task as base
 from ..train.loop import pace
 from ..train.loop.state import Trained
 from ..train.loop.trainer import Trainer
 from ..train.settings import OPTIONAL, TrainConfig, check_final_rate, check_patience, fit_warmup, resumed, with_budget
-from ..train.task import Batch, Preview, one_number, why_last
+from ..train.task import Batch, one_number, why_last
 
 DEFAULTS: Mapping[str, Any] = dict(optimizer="adamw", weight_decay=0.0)  # of any module; Muon is for a model's blocks
 
 FOLDER_ARGUMENTS = ("out=", "force=True")  # those that choose a folder, and replace it
 
 
-class Task:
+class Task(base.Task):
     """A task of your own: `build`, `batch` and `loss`, and `held_out` or `evaluate`; the rest has defaults.
 
     `self.train` has the training settings, such as `self.train.batch` and `self.train.seed`, before `build` is called.
     """
 
-    family: Any = None  # of Pencil's families: none
     config: Any = None
-    train: TrainConfig
-    unit = "examples"  # what the throughput counts
-    headline = "val_loss"  # the metric to print first
-    select_best = True  # whether the best weights by val_loss are kept, or the last
-    slow = False  # whether batches take long to make, so that they are made ahead on another thread
-    usage = ""
-
-    def build(self) -> nn.Module:
-        """The model."""
-        raise NotImplementedError
-
-    def batch(self, step: int, micro: int = 0) -> Batch:
-        """A tuple of tensors: the examples of a step, the same for the same step, whatever came before."""
-        raise NotImplementedError
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss of a batch, which is on the model's device."""
-        raise NotImplementedError
 
     def held_out(self) -> Iterable[Batch]:
         """Batches that are not trained on."""
@@ -62,7 +44,7 @@ class Task:
         """Metrics, `val_loss` among them: the mean loss of the held-out batches, or of the first `batches` of them."""
         device = next(model.parameters()).device
 
-        def batch_loss(batch: Batch) -> tuple[float, int]:
+        def batch_loss(batch: Batch) -> tuple[float, float]:
             size = self.targets(batch)
             return float(one_number(self.loss(model, tuple(tensor.to(device) for tensor in batch)), self)) * size, size
 
@@ -71,34 +53,6 @@ class Task:
         if not count:
             raise UserError(f"the held-out data of {type(self).__name__} is empty")
         return {"val_loss": total / count}
-
-    def count(self, batch: Batch) -> int:
-        """How many units a batch holds."""
-        return len(batch[0])
-
-    def targets(self, batch: Batch) -> int:
-        """How many targets the loss is a mean over: the weight of a micro-batch in its update."""
-        return len(batch[0])
-
-    def sample_ids(self, step: int, micro: int = 0) -> list[str]:
-        """The examples of a batch, by names with which they are found in the data."""
-        return [f"batch({step}, {micro})"]
-
-    def preview(self, model: nn.Module) -> Preview | None:
-        """A sample to be written while training; None writes none."""
-        return None
-
-    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
-        """All metrics on all held-out data, and pictures of them written into the folder."""
-        return self.evaluate(model), []
-
-    def skipped(self) -> list[tuple[str, str]]:
-        """Data that could not be used so far, and why."""
-        return []
-
-    def about(self) -> str:
-        """The data, in a few words."""
-        return type(self).__name__
 
 
 def fit(

@@ -21,7 +21,7 @@ from .task import Task
 
 def build_model(task: Task, config: TrainConfig, mode: Mode, device: torch.device, here: World) -> nn.Module:
     """The model with its first weights; for FSDP the part of each parameter that this process has."""
-    start, sharded, values = getattr(task, "start", None), mode == "fsdp", None
+    start, sharded, values = task.start, mode == "fsdp", None
     if sharded and start is None:
         model, values = build_sharded(task, here)
     else:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from ..data.tokenizers.tokenizer import VOCAB, Tokenizer, learn
 from ..runs.run import Run
 from .settings import TrainConfig
 from .start import Start
+from .validation import Amount
 
 Batch = tuple[Tensor, ...]
 ALL = slice(None)  # rows of a batch
@@ -36,96 +37,92 @@ class Preview(NamedTuple):
     content: bytes
 
 
-@runtime_checkable
-class Task(Protocol):
-    """Everything the training loop needs to know of a family."""
+class Task:
+    """Everything the training loop needs to know of a family, with what is usual for one."""
 
-    family: Any  # the family's record; None for a task of one's own
-    unit: str  # what the throughput counts
-    headline: str  # the metric to print first
-    select_best: bool  # whether the best weights by validation are kept, or the last
-    slow: bool  # whether batches are prefetched even where training needs every core
+    family: Any = None  # the family's record; None for a task of one's own
+    train: TrainConfig
+    unit = "examples"  # what the throughput counts
+    headline = "val_loss"  # the metric to print first
+    usage = ""  # what `pencil sample` needs besides the run
+    select_best = True  # whether the best weights by val_loss are kept, or the last
+    last_because = "a test set does not select weights"  # why the last are kept, where they are
+    figures = True  # whether its report writes any
+    slow = False  # whether batches take long to make, so that they are made ahead on another thread
+    start: Start | None = None  # the run whose weights the training begins with
 
     @property
-    def usage(self) -> str:
-        """What `pencil sample` needs besides the run."""
-        ...
+    def amount(self) -> Amount | None:
+        """How much there is to train on; None for data that is made while training, and where it is not known."""
+        return None
 
-    def build(self) -> nn.Module: ...
+    def build(self) -> nn.Module:
+        """The model."""
+        raise NotImplementedError
 
     def batch(self, step: int, micro: int = 0) -> Batch:
-        """The examples of a step; the same for the same (seed, step), whatever came before.
+        """A tuple of tensors: the examples of a step, the same for the same (seed, step), whatever came before.
 
         One with a third parameter, `rows`, makes some of them alone, where several processes share a batch; without it
         each of them makes the batch, and takes its rows of it.
         """
-        ...
+        raise NotImplementedError
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean over the targets of a batch."""
-        ...
+        """The mean loss over the targets of a batch, which is on the model's device."""
+        raise NotImplementedError
 
     def targets(self, batch: Batch) -> float:
         """How many targets the loss is a mean over, or the sum of their weights: what a micro-batch counts for."""
-        ...
+        return len(batch[0])
 
     def sample_ids(self, step: int, micro: int = 0) -> list[str]:
         """The examples of `batch(step, micro)`, by names with which they are found in the data."""
-        ...
+        return [f"batch({step}, {micro})"]
 
     def count(self, batch: Batch) -> int:
         """How many units a batch holds."""
-        ...
+        return len(batch[0])
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         """Metrics on held-out data, `val_loss` among them; on all of it when `batches` is None.
 
         Batches that are taken through `track` (pencil.progress) show their progress, and Ctrl-C need not wait for them.
         """
-        ...
+        raise NotImplementedError
 
     def preview(self, model: nn.Module) -> Preview | None:
         """A sample to be written while training; None writes none."""
-        ...
+        return None
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
         """All metrics on all held-out data, and pictures of them written into the folder."""
-        ...
+        return self.evaluate(model), []
 
     def skipped(self) -> list[tuple[str, str]]:
         """Data that could not be used so far, and why."""
-        ...
+        return []
+
+    def about(self) -> str:
+        """The data, in a few words."""
+        return type(self).__name__
 
 
-class FamilyTask:
+class FamilyTask(Task):
     """What the tasks of Pencil's own families have in common; data is drawn by epochs, in a new order each."""
 
     def __init__(self, family: Any, data: Any, config: Any, train: TrainConfig):
         self.family, self.data, self.config, self.train = family, data, config, train
-
-    @property
-    def select_best(self) -> bool:
-        return self.data.select_best
+        # a corpus says neither: its best weights are kept
+        self.select_best = getattr(data, "select_best", True)
+        self.last_because = getattr(data, "last_because", Task.last_because)
 
     @property
     def hash(self) -> str:
         return self.data.hash
 
-    @property
-    def usage(self) -> str:
-        return ""
-
     def build(self) -> nn.Module:
         return self.family.create(self.config)
-
-    def count(self, batch: Batch) -> int:
-        return len(batch[0])
-
-    def targets(self, batch: Batch) -> float:
-        return len(batch[0])
-
-    def skipped(self) -> list[tuple[str, str]]:
-        return []
 
     def first_example(self, step: int, micro: int) -> int:
         """How many examples were drawn before this micro-batch."""
@@ -261,7 +258,7 @@ def split_of(run: Run) -> int:
     return run.config["run"].get("split", 1)
 
 
-def one_number(loss: Any, task: Any) -> Tensor:
+def one_number(loss: Any, task: Task) -> Tensor:
     """The loss that a task returned, which must be one number."""
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss
@@ -269,9 +266,9 @@ def one_number(loss: Any, task: Any) -> Tensor:
     raise UserError(f"{type(task).__name__}.loss returned {what}, and a loss is one number: return its mean()")
 
 
-def why_last(task: Any) -> str:
+def why_last(task: Task) -> str:
     """Why the last weights are kept, and not the best by validation; empty where the best are."""
-    return "" if task.select_best else getattr(task, "last_because", "a test set does not select weights")
+    return "" if task.select_best else task.last_because
 
 
 class DataChanged(UserError):

@@ -53,11 +53,6 @@ class Amount(NamedTuple):
         )
 
 
-def amount_of(task: Any) -> Amount | None:
-    """How much a task has to train on; None for data that is made while training, and for a task that does not say."""
-    return getattr(task, "amount", None)
-
-
 @dataclass
 class Validation:
     """How the validation loss has developed so far."""

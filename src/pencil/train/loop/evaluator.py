@@ -18,7 +18,7 @@ from ...progress import watched
 from ..parallel.gradients import Gradients
 from ..task import Preview, Task
 from ..tasks.metrics import is_detail
-from ..validation import amount_of, describe_overfitting
+from ..validation import describe_overfitting
 from . import pace, report
 from .checkpointer import Checkpointer
 from .ema import ExponentialMovingAverage, averaged
@@ -111,7 +111,7 @@ class Evaluator:
     def describe_overfitting(self) -> str:
         """The sentence about a validation loss that rises."""
         weights = f"the weights of step {self.state.best.get('step')}" if self.task.select_best else "the last weights"
-        return describe_overfitting(amount_of(self.task), f"{weights} are kept")
+        return describe_overfitting(self.task.amount, f"{weights} are kept")
 
     def _evaluate_watched(self, bar: ProgressBar) -> tuple[dict[str, float], Preview | None]:
         """Results and a preview. The pace is measured before a first evaluation that takes long, and shown."""

@@ -80,7 +80,7 @@ def _verify(checkpointer: Checkpointer, allow_changes: bool, recorded_changes: l
     )
     lost = check_weights(run, allow_changes)
     notes += more if newest is not None else [*more, *check_start(run, allow_changes)]
-    if newest is None and "from" in run.config["run"] and getattr(task, "start", None) is None:
+    if newest is None and "from" in run.config["run"] and task.start is None:
         source = run.config["run"]["from"]
         raise UserError(
             f"{run.path} has no checkpoint with the weights of {source} that it starts from: train it anew with "

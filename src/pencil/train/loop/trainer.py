@@ -37,7 +37,6 @@ from ..parallel.shards import to_local
 from ..schedule import factor
 from ..settings import Plan, TrainConfig, check_processes
 from ..task import Batch, Task, random_of
-from ..validation import amount_of
 from . import pace, report
 from .checkpointer import DISK_FULL, Checkpointer
 from .ema import ExponentialMovingAverage
@@ -252,7 +251,7 @@ class Trainer:
     def _train(self) -> Outcome:
         notes = self.restore()
         start = self.step
-        if getattr(self.task, "start", None) is not None:
+        if self.task.start is not None:
             self.checkpointer.save()  # the weights it starts from: the source is not needed again
         bar = ProgressBar(self.config.steps, start, self.task.unit, quiet=self.quiet)
         for line in notes:
@@ -289,7 +288,7 @@ class Trainer:
         """Write the settings if they are others than the run's; report data that is little for them."""
         if self.here.is_rank0 and asdict(self.config) != self.run.config["train"]:
             self._write_config()
-        amount, embedded = amount_of(self.task), getattr(self.task.family, "embedded", ())
+        amount, embedded = self.task.amount, getattr(self.task.family, "embedded", ())
         new_with_own_data = not self.step and self.run.config["run"].get("data") not in embedded
         started = "from" in self.run.config["run"]
         if amount and new_with_own_data and (line := amount.too_little(self.config, started)):

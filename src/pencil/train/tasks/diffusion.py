@@ -60,7 +60,7 @@ SCORED_BY = (
 class Diffusion(ImageTask):
     """Predict the prediction target of a noised image, given the timestep, and a label or a text if there is one."""
 
-    headline, draws = "val_loss", True
+    draws = True
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
@@ -153,6 +153,8 @@ class Diffusion(ImageTask):
     ):
         self.autoencoder = autoencoder
         super().__init__(family, data, config, train)
+        self.select_best = False
+        self.last_because = "the validation loss does not measure how good the samples are"
         self.source = source
         self.process, self.tokenizer = process_of(config, autoencoder is not None), tokenizer
         self.conditional = bool(config.classes or config.vocab)
@@ -189,12 +191,6 @@ class Diffusion(ImageTask):
         if self.autoencoder is None:
             return super().about()
         return f"{super().about()}, as latents of {by((self.config.channels, *self.config.image_size))}"
-
-    @property
-    def select_best(self) -> bool:
-        return False
-
-    last_because = "the validation loss does not measure how good the samples are"
 
     @property
     def amount(self) -> Amount | None:

@@ -31,7 +31,7 @@ class ImageTask(FamilyTask):
 
     want = ""  # what comes with an image: label, caption, video or nothing
     draws = False  # whether the model's output is an image
-    unit, headline = "images", ""
+    unit, usage = "images", "--image picture.png"
 
     def __init__(self, family: Any, data: images.ImageData, config: Any, train: TrainConfig):
         super().__init__(family, data, config, train)
@@ -128,10 +128,6 @@ class ImageTask(FamilyTask):
         augmented = any(getattr(self.train, name) for name in ("flip", "crop", "augment_ops"))
         most = MOST_PASSES_AUGMENTED if augmented else MOST_PASSES
         return Amount(len(self.data.train), "images", self.train.batch * self.train.accumulate, most)
-
-    @property
-    def usage(self) -> str:
-        return "--image picture.png"
 
     def skipped(self) -> list[tuple[str, str]]:
         return list(self.data.skipped)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,7 @@ PREVIEW_TOKENS = 256
 class LanguageModeling(FamilyTask):
     """Predict the next token of a text."""
 
-    unit, headline, slow = "tokens", "val_loss", False
-    figures = False  # whether its report writes any
+    unit, figures = "tokens", False
 
     def __init__(self, family: Any, data: text.TextData, config: Any, train: TrainConfig):
         super().__init__(family, data, config, train)
@@ -75,10 +73,6 @@ class LanguageModeling(FamilyTask):
         return cls(family, data, family.read_config(run.config["model"]), train)
 
     @property
-    def select_best(self) -> bool:
-        return True
-
-    @property
     def hash(self) -> str:
         return self.data.corpus.hash
 
@@ -98,9 +92,6 @@ class LanguageModeling(FamilyTask):
 
     def skipped(self) -> list[tuple[str, str]]:
         return [(str(path), fault) for path, fault in self.data.corpus.skipped]
-
-    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
-        return self.evaluate(model), []
 
     def _windows(self, ids: np.ndarray, starts: Sequence[int] | np.ndarray) -> Batch:
         length = self.config.context + 1 - len(self.first)

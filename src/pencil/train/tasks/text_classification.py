@@ -35,7 +35,7 @@ MAX_DEFAULT_CONTEXT = 512  # tokens that are read of a text, unless another cont
 class TextClassification(FamilyTask):
     """Predict the class of a text. The input begins with the end token, whose output is pooled."""
 
-    unit, headline, slow = "texts", "accuracy", False
+    unit, headline = "texts", "accuracy"
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
@@ -83,10 +83,6 @@ class TextClassification(FamilyTask):
         self.end = self.encoded("")[0]
         labels = [self.number[label] for _, label in self.rows]
         self.balance = ClassBalance(train, labels, data.classes, config.classes or 0, data.name)
-
-    @property
-    def last_because(self) -> str:
-        return self.data.last_because
 
     def about(self) -> str:
         train, test = len(self.rows), len(self.data.test)

@@ -37,7 +37,7 @@ MISTAKES = 40  # listed
 class Translation(FamilyTask):
     """Predict the target of a source. A source ends, and a target begins and ends, with the end token."""
 
-    unit, headline, slow = "tokens", "exact_match", False
+    unit, headline = "tokens", "exact_match"
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
@@ -79,10 +79,6 @@ class Translation(FamilyTask):
                     f"{data.name} will not fit into model.{name} {room}: the longest needs "
                     f"{longest(data, tokenizer, side) + 1}; the first begins “{over[0][:40]}”"
                 )
-
-    @property
-    def last_because(self) -> str:
-        return self.data.last_because
 
     def about(self) -> str:
         rows = self.data.train
