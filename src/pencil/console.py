@@ -24,6 +24,17 @@ def shortened(name: str, most: int = 60) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
+def consecutive(numbers: Iterable[int]) -> list[str]:
+    """Numbers in order, those that follow one another as a range: 2, 6–12."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+
+
 def _written(found: re.Match[str]) -> str:
     code = ord(found[0])
     # above 0x7e as JSON writes them, so that JSON stays JSON

@@ -18,7 +18,7 @@ from pencil.cost.fitting import USABLE, fitting
 from pencil.cost.memory import train_memory
 from pencil.cost.parallel import Plan, device_memory, handed, sent, units_of
 from pencil.cost.profile import CostProfile, on_meta
-from pencil.cost.scaling import COMPUTE, NETWORK, scale
+from pencil.cost.scaling import COMPUTE, NETWORK_BYTES_PER_SECOND, scale
 from pencil.device import sync_of
 from pencil.families import FAMILIES, configure, family
 from pencil.train.building import shard
@@ -196,7 +196,7 @@ def test_efficiency_is_bounded_by_what_can_be_sent_meanwhile():
     flops = 7 * (counts.forward.flops + counts.backward)
     assert near.compute == far.compute == flops / (COMPUTE * 989e12)
     assert near.communication == near.sent / 450e9
-    assert far.communication == far.sent / NETWORK
+    assert far.communication == far.sent / NETWORK_BYTES_PER_SECOND
     least, most = far.efficiency
     assert least == pytest.approx(far.compute / (far.compute + far.communication))
     hidden = far.compute * 2 / 3

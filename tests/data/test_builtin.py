@@ -6,7 +6,7 @@ import pytest
 
 from pencil.data.builtin import PLACES, WORDS, Scenes
 from pencil.data.images import loading as images
-from pencil.data.images.digits import SIDE, digits
+from pencil.data.images.digits import SIDE, digits, handwriting
 
 NUMBER = {word.split()[1]: number for number, word in enumerate(WORDS)}
 WHERE = {words: (row, column) for row, line in enumerate(PLACES) for column, words in enumerate(line)}
@@ -105,7 +105,7 @@ def test_held_out_combinations_are_in_every_test_caption_and_in_no_training_capt
 @pytest.mark.parametrize("unseen", [False, True])
 def test_a_scene_of_one_or_two_digits_matches_its_caption(unseen):
     scenes = Scenes()
-    pools, others = known(scenes.handwriting[unseen]), known(scenes.handwriting[not unseen])
+    pools, others = known(handwriting()[unseen]), known(handwriting()[not unseen])
     pictures, captions = scenes.draw(rng(5), 150, unseen)
     assert pictures.shape == (150, 1, 16, 16)
     alone = 0
@@ -139,7 +139,7 @@ def test_a_scene_of_one_or_two_digits_matches_its_caption(unseen):
 def test_a_hard_scene_matches_its_caption():
     scenes = Scenes(hard=True)
     for unseen in (False, True):
-        pools, others = known(scenes.handwriting[unseen]), known(scenes.handwriting[not unseen])
+        pools, others = known(handwriting()[unseen]), known(handwriting()[not unseen])
         pictures, captions = scenes.draw(rng(7), 40, unseen)
         assert pictures.shape == (40, 1, 32, 32)
         for picture, caption in zip(pictures[:, 0], captions, strict=True):

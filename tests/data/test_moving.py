@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from pencil.data.builtin import CANVAS, FRAMES, MovingDigits, track
 from pencil.data.images import loading as images
 from pencil.data.images.augment import ImageTransform
-from pencil.data.images.digits import SIDE
-from pencil.data.images.moving_digits import CANVAS, FRAMES, MovingDigits, track
+from pencil.data.images.digits import SIDE, handwriting
 
 
 def philox(key):
@@ -40,9 +40,8 @@ def test_videos_are_determined_by_the_generator_and_show_one_digit_each():
 
 
 def test_test_videos_use_handwriting_of_no_training_video():
-    digits = MovingDigits()
-    seen = {row.tobytes() for style in digits.handwriting[False] for row in style}
-    unseen = {row.tobytes() for style in digits.handwriting[True] for row in style}
+    seen = {row.tobytes() for style in handwriting()[False] for row in style}
+    unseen = {row.tobytes() for style in handwriting()[True] for row in style}
     assert not seen & unseen
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pencil.config import UserError
 from pencil.data.tables import pairs
-from pencil.data.tables.columns import LABELLED, LABELS, TEXTS, Chosen
+from pencil.data.tables.columns import LABELLED, LABELS, TEXTS, NamedColumns
 from pencil.data.tables.pairs import read_pairs
 from pencil.data.tables.tables import DELIMITERS, Format
 from pencil.data.text import text_data as text
@@ -61,7 +61,7 @@ def test_any_texts_with_labels_read_back_as_they_were_written(rows, name, quotin
     content = written([head, *rows] if head else rows, **dialect)
     # with everything given, there is nothing to recognise
     given = Format(name, head is not None)
-    assert read_pairs(content, "a", suffix, LABELLED, given, Chosen("1", "2")).pairs == rows
+    assert read_pairs(content, "a", suffix, LABELLED, given, NamedColumns("1", "2")).pairs == rows
     found, fault = None, ""
     try:
         found = read_pairs(content, "a", suffix, LABELLED)

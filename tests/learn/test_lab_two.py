@@ -17,7 +17,6 @@ from pencil.learn.lab import claims_attention as attention
 from pencil.learn.lab import claims_blocks as blocks
 from pencil.learn.lab import claims_images as images
 from pencil.learn.lab import claims_order as order
-from pencil.learn.lab import claims_recurrent as recurrent
 from pencil.learn.lab.training import Blocks, RecallModel, exact_match, generator, recall_batch
 
 NAMES = "heads heads-cost qkv ffn switch swap batchnorm ada-zero rnn-time rnn-gradient rnn-recall".split()
@@ -257,16 +256,16 @@ def test_without_the_zero_a_block_is_a_plain_prenorm_block():
 # recurrent networks
 
 
-@pytest.mark.parametrize("arm", recurrent.ARMS[1:])
+@pytest.mark.parametrize("arm", attention.RECURRENT_ARMS[1:])
 def test_recurrent_networks_are_as_large(arm):
     for size in (MINE["rnn-time"].quick, MINE["rnn-recall"].quick):
-        blocks, other = (recurrent.sequence_model(kind, size["width"], size["depth"]) for kind in ("transformer", arm))
+        blocks, other = (attention.sequence_model(kind, size["width"], size["depth"]) for kind in ("transformer", arm))
         assert parameters(other) == pytest.approx(parameters(blocks), rel=0.02)
 
 
 def test_the_share_of_an_rnn_is_its_matrices_multiplied():
     """A linear RNN of one number: the gradient of the first token is wᵗ times that of the last."""
-    model = recurrent.Recurrent("RNN", 1, 1).double()
+    model = attention.Recurrent("RNN", 1, 1).double()
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(1e-4 if p is model.cells.weight_ih_l0 else 0.0)
@@ -279,7 +278,7 @@ def test_the_share_of_an_rnn_is_its_matrices_multiplied():
 
 def test_attention_reaches_the_first_token_in_one_step():
     size = dict(width=8, depth=1, lengths=(2, 53))
-    ratio = {arm: recurrent.measure_gradient(arm, 0, size)["ratio"] for arm in recurrent.ARMS}
+    ratio = {arm: attention.measure_gradient(arm, 0, size)["ratio"] for arm in attention.RECURRENT_ARMS}
     assert ratio["transformer"] > 1e-4 > 1e-8 > max(ratio["LSTM"], ratio["RNN"])
 
 

@@ -40,9 +40,13 @@ def run(plan: Plan) -> Iterator[Row]:
         seen = mask.over(index, start=0)
         errors = _errors(seen, plan)
         dense = seen.matrix()
-        theirs = partial(_sdpa, mask=dense if name not in ("causal", "full") else None, is_causal=name == "causal")
+        theirs = partial(
+            F.scaled_dot_product_attention,
+            attn_mask=dense if name not in ("causal", "full") else None,
+            is_causal=name == "causal",
+        )
         ours = partial(attend, mask=seen)
-        exact = Equality(errors, {one: bound(getattr(torch, one), length, 1) for one in errors})
+        exact = Equality(errors, {dtype: bound(getattr(torch, dtype), length, 1) for dtype in errors})
         same = compare(partial(ours, q, k, v), partial(theirs, q, k, v), plan.dtype, length, 1)
         contenders = [
             Contender(OURS, _step(ours, q, k, v, weight), equality=exact),
@@ -54,10 +58,6 @@ def run(plan: Plan) -> Iterator[Row]:
         baseline = baseline or rows[1]["seconds"]  # torch's causal kernel, the first
         rows[0]["times_causal"] = rows[0]["seconds"] / baseline
         yield from rows
-
-
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
 
 
 def _step(call: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Callable[[], object]:

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import UserError
-from ..cost.devices import Workload
+from ..cost.measure import synchronize
 from ..cost.memory import BYTES, kv_cache
 from ..families.gpt import FAMILY
 from ..inference.generation import Generation
 from ..inference.sampling import Sampling
 from .models import Pair, make, work_of
 from .plan import Plan, Row
-from .timing import OURS, Contender, held_bytes, run_case, synchronize
+from .timing import OURS, Contender, run_case, weight_bytes
 
 JOB = "decode"
 PROMPT = 8
@@ -48,18 +48,14 @@ def run(plan: Plan) -> Iterator[Row]:
     for preset in presets:
         values = dict(FAMILY.preset_values(preset))
         config = FAMILY.configure(preset, **({} if "vocab" in values else QUICK), dropout=0.0)
-        _check_length(config, tokens)
+        if PROMPT + tokens > config.context:
+            raise UserError(
+                f"--tokens {tokens} after a prompt of {PROMPT} do not fit the context of {config.context}; "
+                f"at most {config.context - PROMPT} do"
+            )
         yield from _of_model(plan, preset, config, batches, tokens, llama=False)
         if "gpt-fast" in plan.peers.modules:
             yield from _of_model(plan, f"{preset} with LLaMA's blocks", as_llama(config), batches, tokens, llama=True)
-
-
-def _check_length(config: Any, tokens: int) -> None:
-    if PROMPT + tokens > config.context:
-        raise UserError(
-            f"--tokens {tokens} after a prompt of {PROMPT} do not fit the context of {config.context}; "
-            f"at most {config.context - PROMPT} do"
-        )
 
 
 def as_llama(config: Any) -> Any:
@@ -89,21 +85,27 @@ def generate(
     return [[step[row] for step in steps if step[row] is not None] for row in range(len(prompts))]  # pyright: ignore
 
 
-def mean_work(config: Any, batch: int, tokens: int, plan: Plan) -> Workload:
-    """What a whole generation costs: the decode step of its middle length, as often as there are tokens."""
-    one = work_of(FAMILY, config, batch, plan, PROMPT + tokens // 2)[JOB]
-    return Workload(tokens * one.flops, tokens * one.bytes, batch * tokens)
-
-
 def _of_model(plan: Plan, name: str, config: Any, batches: list[int], tokens: int, llama: bool) -> Iterator[Row]:
     ours = make(FAMILY, config, plan.device)
     inputs = (torch.randint(config.vocab, (2, min(64, config.context)), device=plan.device),)
     if llama:
         pair = Pair(
-            plan, ours, "gpt-fast", lambda ours: FastDecoder(plan.peers.gpt_fast(ours), plan), _fast_logits, inputs
+            plan,
+            ours,
+            "gpt-fast",
+            lambda ours: FastDecoder(plan.peers.gpt_fast(ours), plan),
+            FastDecoder.logits,
+            inputs,
         )
     else:
-        pair = Pair(plan, ours, "transformers", plan.peers.transformers_gpt, _transformers_logits, inputs)
+        pair = Pair(
+            plan,
+            ours,
+            "transformers",
+            plan.peers.transformers_gpt,
+            lambda theirs, tokens: theirs(input_ids=tokens).logits,
+            inputs,
+        )
     pair.to_inference_dtype()
     for batch in batches:
         prompts = torch.randint(config.vocab, (batch, PROMPT), generator=torch.Generator().manual_seed(1))
@@ -114,22 +116,15 @@ def _of_model(plan: Plan, name: str, config: Any, batches: list[int], tokens: in
                 *_peers(plan, pair, prompts.to(plan.device), tokens, sampling),
             ]
             generated: dict[str, Any] = {}
-            for one in contenders:
-                one.call = partial(_record, generated, one.name, one.call)
-            work = mean_work(config, batch, tokens, plan)
+            for contender in contenders:
+                contender.call = partial(_record, generated, contender.name, contender.call)
+            # a whole generation: the decode step of its middle length, as often as there are tokens
+            work = work_of(FAMILY, config, batch, plan, PROMPT + tokens // 2)[JOB].repeated(tokens)
             rows = run_case(plan, JOB, case, "tokens/s", batch * tokens, contenders, work)
             if sampling.temperature == 0:
                 for row in rows[1:]:
                     row |= _same_tokens(generated[OURS], generated[row["who"]])
             yield from rows
-
-
-def _fast_logits(theirs: "FastDecoder", tokens: Tensor) -> Tensor:
-    return theirs.logits(tokens)
-
-
-def _transformers_logits(theirs: Any, tokens: Tensor) -> Tensor:
-    return theirs(input_ids=tokens).logits
 
 
 def _peers(plan: Plan, pair: Pair, prompts: Tensor, tokens: int, sampling: Sampling) -> Iterator[Contender]:
@@ -289,7 +284,7 @@ def _measure(plan: Plan, size: str, value: int) -> Row:
     others = 0
     if plan.cuda:
         torch.cuda.reset_peak_memory_stats(plan.device)
-        others = torch.cuda.memory_allocated(plan.device) - held_bytes([model])
+        others = torch.cuda.memory_allocated(plan.device) - weight_bytes([model])
     times = [_seconds(plan, model, prompts, steps) for _ in range(plan.repeat + 1)][1:]
     if plan.cuda:
         memory, how = torch.cuda.max_memory_allocated(plan.device) - others, "measured"
@@ -319,9 +314,9 @@ def _seconds(plan: Plan, model: Any, prompts: list[list[int]], steps: int) -> fl
     """Seconds of one decode step, without the prefill, which gives the first token."""
     tokens = iter(Generation(model, prompts, steps + 1, Sampling(0), compile=plan.compile))
     next(tokens)
-    synchronize(plan)
+    synchronize(plan.device)
     begun = time.perf_counter()
     for _ in tokens:
         pass
-    synchronize(plan)
+    synchronize(plan.device)
     return (time.perf_counter() - begun) / steps

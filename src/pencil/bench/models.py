@@ -37,10 +37,6 @@ def work_of(record: Family, config: Any, batch: int, plan: Plan, length: int | N
     return workloads(record.cost, config, counts, memory, batch, length, dtype, "adamw")
 
 
-def call_ours(model: Any, *inputs: Tensor) -> Tensor:
-    return model(*inputs)
-
-
 class Pair:
     """Our model and another library's with the same weights, compared on the inputs; ours alone where that has none.
 
@@ -51,7 +47,7 @@ class Pair:
         self, plan: Plan, ours: Any, peer: str, maker: Callable[[Any], Any], ask: Ask, inputs: tuple[Tensor, ...]
     ):
         self.plan, self.ours, self.config, self.inputs = plan, ours, ours.config, inputs
-        self.models: dict[str, tuple[Any, Ask]] = {OURS: (ours, call_ours)}
+        self.models: dict[str, tuple[Any, Ask]] = {OURS: (ours, lambda model, *inputs: model(*inputs))}
         self.equality: Equality | None = None
         try:
             theirs = maker(ours)

@@ -127,6 +127,6 @@ def _load(folder: Path) -> tuple[str, ModuleType]:
     except Exception as error:
         raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     for library, names in FOLDERS.items():
-        if all(hasattr(module, one) for one in names):
+        if all(hasattr(module, name) for name in names):
             return library, module
     raise UserError(f"{path} is neither nanoGPT's (GPT and GPTConfig) nor gpt-fast's (Transformer and ModelArgs)")

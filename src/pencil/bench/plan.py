@@ -15,10 +15,6 @@ Row = dict[str, Any]
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
-def ignore(line: str) -> None:
-    """A notice that nobody reads."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """The options of a benchmark, and the rates of this machine that its results are compared with."""
@@ -31,7 +27,7 @@ class Plan:
     batch: int | None = None
     tokens: int | None = None
     compile: bool = False  # our decode step; a user chooses it too
-    notify: Callable[[str], None] = ignore
+    notify: Callable[[str], None] = lambda line: None
 
     @property
     def cuda(self) -> bool:

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from ..cost.devices import Workload
+from ..cost.measure import synchronize
 from .equality import Equality
 from .plan import Plan, Row
 
 OURS = "pencil"
 WARM_UP = {"cuda": 3}  # calls before the first that counts; one elsewhere
-SLOW = 5.0  # seconds of warming up that are reported
-ENOUGH = 0.1  # seconds that one measurement takes at least
+SLOW_SECONDS = 5.0  # of warming up that are reported
+LEAST_SECONDS = 0.1  # that one measurement takes
 
 
 @dataclass
@@ -30,30 +31,25 @@ class Contender:
     equality: Equality | None = None  # with ours
     startup: float = 0.0  # seconds of the first call
     calls: int = 1  # in one measurement
-    kept: int = 0  # bytes that it keeps on the device between calls, without the weights
+    persistent: int = 0  # bytes that stay on the device between calls, without the weights
     peak: int = 0
     seconds: list[float] = field(default_factory=list)
 
 
-def held_bytes(models: Sequence[nn.Module]) -> int:
+def weight_bytes(models: Sequence[nn.Module]) -> int:
     """Bytes of the parameters and buffers of these modules, each once."""
-    found = {t.data_ptr(): t.nbytes for model in models for t in (*model.parameters(), *model.buffers())}
-    return sum(found.values())
+    sizes = {t.data_ptr(): t.nbytes for model in models for t in (*model.parameters(), *model.buffers())}
+    return sum(sizes.values())
 
 
 def timed(plan: Plan, call: Callable[[], object], calls: int = 1) -> float:
     """Seconds of a call, the mean of several, until the device has done its work."""
-    synchronize(plan)
+    synchronize(plan.device)
     begun = time.perf_counter()
     for _ in range(calls):
         call()
-    synchronize(plan)
+    synchronize(plan.device)
     return (time.perf_counter() - begun) / calls
-
-
-def synchronize(plan: Plan) -> None:
-    if plan.device.type != "cpu":
-        torch.get_device_module(plan.device).synchronize()
 
 
 def run_case(
@@ -67,59 +63,74 @@ def run_case(
 ) -> list[Row]:
     """Time the contenders, ours first; a row for each. `amount` is how many units a call does, `work` what it costs."""
     _ = plan.ceilings  # measured before the first model is warm
-    for one in contenders:
-        _warm_up(plan, one)
-        if (spent := sum(one.seconds)) > SLOW:
-            plan.notify(f"{job}: {case}: {one.name} is warm after {spent:.0f} s")
+    for contender in contenders:
+        _warm_up(plan, contender)
+        if (spent := sum(contender.seconds)) > SLOW_SECONDS:
+            plan.notify(f"{job}: {case}: {contender.name} is warm after {spent:.0f} s")
         # a short call is timed several times in a row
-        one.startup, one.calls, one.seconds = one.seconds[0], max(1, math.ceil(ENOUGH / one.seconds[-1])), []
+        contender.startup, contender.calls, contender.seconds = (
+            contender.seconds[0],
+            max(1, math.ceil(LEAST_SECONDS / contender.seconds[-1])),
+            [],
+        )
     order = list(contenders)
     for _ in range(plan.repeat):
-        for one in order:
-            _round(plan, one)
+        for contender in order:
+            _round(plan, contender)
         order = [*order[1:], order[0]]
-    return [_row(plan, job, case, unit, amount, one, contenders[0], work) for one in contenders]
+    return [_row(plan, job, case, unit, amount, contender, contenders[0], work) for contender in contenders]
 
 
-def _warm_up(plan: Plan, one: Contender) -> None:
+def _warm_up(plan: Plan, contender: Contender) -> None:
     gc.collect()  # what an earlier case has left would be freed in this one, and make its memory too small
     before = torch.cuda.memory_allocated(plan.device) if plan.cuda else 0
-    one.seconds = [timed(plan, one.call) for _ in range(WARM_UP.get(plan.device.type, 1))]
-    one.kept = torch.cuda.memory_allocated(plan.device) - before if plan.cuda else 0
+    contender.seconds = [timed(plan, contender.call) for _ in range(WARM_UP.get(plan.device.type, 1))]
+    contender.persistent = torch.cuda.memory_allocated(plan.device) - before if plan.cuda else 0
 
 
-def _round(plan: Plan, one: Contender) -> None:
+def _round(plan: Plan, contender: Contender) -> None:
     if not plan.cuda:
-        one.seconds.append(timed(plan, one.call, one.calls))
+        contender.seconds.append(timed(plan, contender.call, contender.calls))
         return
     before = torch.cuda.memory_allocated(plan.device)
     torch.cuda.reset_peak_memory_stats(plan.device)
-    one.seconds.append(timed(plan, one.call, one.calls))
+    contender.seconds.append(timed(plan, contender.call, contender.calls))
     above = torch.cuda.max_memory_allocated(plan.device) - before
-    one.peak = max(one.peak, held_bytes(one.models) + one.kept + above)
+    contender.peak = max(contender.peak, weight_bytes(contender.models) + contender.persistent + above)
 
 
 def _row(
-    plan: Plan, job: str, case: str, unit: str, amount: float, one: Contender, ours: Contender, work: Workload | None
+    plan: Plan,
+    job: str,
+    case: str,
+    unit: str,
+    amount: float,
+    contender: Contender,
+    ours: Contender,
+    work: Workload | None,
 ) -> Row:
-    middle = median(one.seconds)
+    middle = median(contender.seconds)
     row: Row = {
         "job": job,
         "case": case,
-        "who": one.name,
+        "who": contender.name,
         "unit": unit,
         "rate": amount / middle,
-        "low": amount / max(one.seconds),
-        "high": amount / min(one.seconds),
+        "low": amount / max(contender.seconds),
+        "high": amount / min(contender.seconds),
         "seconds": middle,
-        "startup_seconds": max(0.0, one.startup - middle),
+        "startup_seconds": max(0.0, contender.startup - middle),
         **plan.shares(work, middle),
     }
     if plan.cuda:
-        row["peak_bytes"] = one.peak
-    if one.equality is not None:
-        row |= {"equal": one.equality.equal, "errors": one.equality.errors, "bounds": one.equality.bounds}
+        row["peak_bytes"] = contender.peak
+    if contender.equality is not None:
+        row |= {
+            "equal": contender.equality.equal,
+            "errors": contender.equality.errors,
+            "bounds": contender.equality.bounds,
+        }
         # models that are not the same function are not compared
-        if one is not ours and one.equality.equal:
-            row["ratio"] = median(their / own for their, own in zip(one.seconds, ours.seconds, strict=True))
+        if contender is not ours and contender.equality.equal:
+            row["ratio"] = median(their / own for their, own in zip(contender.seconds, ours.seconds, strict=True))
     return row

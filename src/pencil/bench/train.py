@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cost.devices import Workload
 from ..families.gpt import FAMILY
 from ..train.loop.trainer import Trainer
 from ..train.settings import TrainConfig
@@ -38,8 +37,7 @@ def run(plan: Plan) -> Iterator[Row]:
     settings = TrainConfig(steps=10**6, batch=batch, optimizer="adamw", lr=6e-4, beta2=0.95, device=str(plan.device))
     trainer = _trainer(config, text, settings)
     with matmul_precision("high") if plan.cuda else nullcontext():
-        one = work_of(FAMILY, config, batch, plan)["train_step"]
-        work = Workload(UPDATES * one.flops, UPDATES * one.bytes, UPDATES * one.tokens)
+        work = work_of(FAMILY, config, batch, plan)["train_step"].repeated(UPDATES)
         ours = Contender(OURS, partial(_updates, trainer), [trainer.model])
         contenders = [ours, *_peers(plan, trainer, text, settings)]
         case = f"{preset}, {batch} × {config.context}, AdamW"

@@ -37,7 +37,7 @@ def lab(
         Start anew, and overwrite the results in that folder.
     """
     from ..learn.lab import claim_of, claims
-    from ..learn.lab.kept import writing
+    from ..learn.lab.resume import writing
     from ..learn.lab.run import Plan
     from .screens.lab_results import list_claims, run_plan, take_over
 

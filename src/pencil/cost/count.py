@@ -119,7 +119,7 @@ def count(
             raise
         tokens = profile.tokens(config, length)
         raise UserError(f"{tokens:,} tokens are too many to count: torch has no tensor of that size") from None
-    found = (
+    totals = (
         low
         if not high
         else {
@@ -128,70 +128,70 @@ def count(
         }
     )
     return Counts(
-        _ordered(found["parameters"]),
-        found["block_matrices"]["all"],
-        _pass(found["forward"]),
-        found["backward"]["all"],
-        Trained(**found["trained"]),
-        _pass(found["prefill"]) if profile.decodes else None,
-        _pass(found["decode"]) if profile.decodes else None,
+        _ordered(totals["parameters"]),
+        totals["block_matrices"]["all"],
+        _pass(totals["forward"]),
+        totals["backward"]["all"],
+        Trained(**totals["trained"]),
+        _pass(totals["prefill"]) if profile.decodes else None,
+        _pass(totals["decode"]) if profile.decodes else None,
     )
 
 
 def count_trained(model: nn.Module, profile: CostProfile) -> Trained:
     """What is trained of a model on the meta device, some of whose parameters are frozen."""
-    found = _count_parameters(model, {**GROUPS, **profile.groups})["trained"]
+    parameters = _count_parameters(model, {**GROUPS, **profile.groups})["trained"]
     with _passed_through(model) as passed:
         model(*profile.inputs(model.eval(), 1, None))
-    return Trained(**found, blocks=sum(passed.values()), all_blocks=len(passed))
+    return Trained(**parameters, blocks=sum(passed.values()), all_blocks=len(passed))
 
 
 def _count_parameters(model: nn.Module, names: Mapping[str, str]) -> dict[str, Mapping[str, int]]:
     """The number of parameters by group, of those in matrices inside blocks, and of those that are trained."""
-    found, inside, trained = Counter[str](), 0, {"parameters": 0, "block_matrices": 0}
+    by_group, inside, trained = Counter[str](), 0, {"parameters": 0, "block_matrices": 0}
     for name, parameter in model.named_parameters():
-        found[_group(name, names)] += parameter.numel()
+        by_group[_group(name, names)] += parameter.numel()
         matrix = parameter.numel() * (parameter.ndim == 2 and ".blocks." in f".{name}")
         inside += matrix
         trained["parameters"] += parameter.numel() * parameter.requires_grad
         trained["block_matrices"] += matrix * parameter.requires_grad
-    return {"parameters": found, "block_matrices": {"all": inside}, "trained": trained}
+    return {"parameters": by_group, "block_matrices": {"all": inside}, "trained": trained}
 
 
 @contextmanager
 def _passed_through(model: nn.Module) -> Iterator[dict[str, bool]]:
     """For each block that runs inside, whether the backward pass goes through it: whether its output needs one."""
-    found: dict[str, bool] = {}
+    passed: dict[str, bool] = {}
     blocks = [(name, part) for name, part in model.named_modules() if name.split(".")[-2:-1] == ["blocks"]]
 
     def hook(name: str) -> Any:
-        return lambda module, given, output: found.update({name: bool(getattr(output, "requires_grad", True))})
+        return lambda module, inputs, output: passed.update({name: bool(getattr(output, "requires_grad", True))})
 
     hooks = [part.register_forward_hook(hook(name)) for name, part in blocks]
     try:
-        yield found
+        yield passed
     finally:
-        for one in hooks:
-            one.remove()
+        for handle in hooks:
+            handle.remove()
 
 
 def _count_passes(model: nn.Module, profile: CostProfile, length: int | None) -> dict[str, Mapping[str, int]]:
     """Parameters by group; FLOPs of each pass by group, and the values of its matrices."""
     names, inputs = {**GROUPS, **profile.groups}, profile.inputs(model.eval(), 1, length)
-    found = _count_parameters(model, names)
+    counts = _count_parameters(model, names)
     with _passed_through(model) as passed:
-        output, found["forward"] = _count_products(model, names, lambda: model(*inputs))
-    found["trained"] = {**found["trained"], "blocks": sum(passed.values()), "all_blocks": len(passed)}
+        output, counts["forward"] = _count_products(model, names, lambda: model(*inputs))
+    counts["trained"] = {**counts["trained"], "blocks": sum(passed.values()), "all_blocks": len(passed)}
     with FlopCounterMode(display=False) as counter:
         output.sum().backward()
-    found["backward"] = {"all": counter.get_total_flops()}
+    counts["backward"] = {"all": counter.get_total_flops()}
     if profile.decodes:
         tokens, *rest = inputs
         cache: Any = model.new_cache(1, tokens.shape[1])  # pyright: ignore[reportCallIssue]
-        _, found["prefill"] = _count_products(model, names, lambda: model(tokens, *rest, cache=cache, last=True))
+        _, counts["prefill"] = _count_products(model, names, lambda: model(tokens, *rest, cache=cache, last=True))
         cache.filled -= 1  # the last token once more, alone
-        _, found["decode"] = _count_products(model, names, lambda: model(tokens[:, -1:], cache=cache, last=True))
-    return found
+        _, counts["decode"] = _count_products(model, names, lambda: model(tokens[:, -1:], cache=cache, last=True))
+    return counts
 
 
 class _Recorded:
@@ -216,32 +216,32 @@ def _count_products(
     A product's group is that of the parameter it multiplies with: a matrix may be used outside the forward of its
     module, as a tied head's is. A product without a parameter is attention's, and its group is that of its module.
     """
-    found, tied = Counter[str](), {**names, **TIED}
+    flops_of, tied = Counter[str](), {**names, **TIED}
     owners = {p.untyped_storage()._cdata: name for name, p in model.named_parameters()}
 
     def record(flops: int, operands: list[Tensor]) -> None:
         weights = [x for x in operands if x.untyped_storage()._cdata in owners]
         if weights:
-            found[_group(owners[weights[0].untyped_storage()._cdata], tied)] += flops
-            found[MATRICES] += weights[0].numel()
+            flops_of[_group(owners[weights[0].untyped_storage()._cdata], tied)] += flops
+            flops_of[MATRICES] += weights[0].numel()
         else:
-            found[_group(max(counter.mod_tracker.parents, key=len), names) + SCORES] += flops
+            flops_of[_group(max(counter.mod_tracker.parents, key=len), names) + SCORES] += flops
 
     formulas = {op: _Recorded(formula, record) for op, formula in flop_registry.items()}
     with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         output = forward()
-    return output, found
+    return output, flops_of
 
 
 def _group(path: str, names: Mapping[str, str]) -> str:
     return next((names[part] for part in path.split(".") if part in names), "other")
 
 
-def _ordered(found: Mapping[str, int]) -> dict[str, int]:
+def _ordered(counts: Mapping[str, int]) -> dict[str, int]:
     """Groups in the order of the model."""
     order = {group: place for i, name in enumerate(ORDER) for place, group in enumerate((name, name + SCORES), 2 * i)}
-    return {group: found[group] for group in sorted(found, key=lambda g: order.get(g, len(order))) if found[group]}
+    return {group: counts[group] for group in sorted(counts, key=lambda g: order.get(g, len(order))) if counts[group]}
 
 
-def _pass(found: Mapping[str, int]) -> Pass:
-    return Pass(_ordered({group: n for group, n in found.items() if group != MATRICES}), found[MATRICES])
+def _pass(counts: Mapping[str, int]) -> Pass:
+    return Pass(_ordered({group: n for group, n in counts.items() if group != MATRICES}), counts[MATRICES])

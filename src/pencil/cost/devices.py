@@ -64,6 +64,10 @@ class Workload:
         """Arithmetic intensity, FLOP/byte: below a device's own, the workload is memory-bound."""
         return self.flops / self.bytes
 
+    def repeated(self, times: int) -> "Workload":
+        """The same work so many times."""
+        return Workload(times * self.flops, times * self.bytes, times * self.tokens)
+
     def seconds(self, on: Device, dtype: str) -> float:
         return max(self.flops / on.rate(dtype), self.bytes / on.bandwidth)
 
@@ -92,12 +96,12 @@ def workloads(
     spared = 2 * (memory.adamw - memory.muon) if optimizer == "muon" else 0
     moved = 2 * memory.weights + 8 * memory.gradients - spared + 2 * memory.saved
     flops = counts.forward.flops + counts.backward + (counts.recomputed if recompute else 0)
-    found = {"train_step": Workload(batch * flops, moved, batch * tokens)}
+    train = {"train_step": Workload(batch * flops, moved, batch * tokens)}
 
     def inference(passed: Pass, tokens: int, cache: int = 0) -> Workload:
         return Workload(batch * passed.flops, BYTES[dtype] * passed.matrices + cache, batch * tokens)
 
     if counts.prefill is None or counts.decode is None:
-        return found | {"forward": inference(counts.forward, tokens)}
+        return train | {"forward": inference(counts.forward, tokens)}
     cache = kv_cache(config, batch, tokens, dtype)
-    return found | {"prefill": inference(counts.prefill, tokens, cache), "decode": inference(counts.decode, 1, cache)}
+    return train | {"prefill": inference(counts.prefill, tokens, cache), "decode": inference(counts.decode, 1, cache)}

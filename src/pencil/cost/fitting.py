@@ -28,8 +28,8 @@ class Fit(NamedTuple):
 
     def words(self, than: Any, parallel: str = "ddp") -> str:
         """As on the command line; what is as it was is left out."""
-        found = {"batch": self.batch, "accumulate": self.accumulate, "recompute": self.recompute, "sync": self.sync}
-        changed = [f"--train.{name} {value}" for name, value in found.items() if value != getattr(than, name)]
+        settings = {"batch": self.batch, "accumulate": self.accumulate, "recompute": self.recompute, "sync": self.sync}
+        changed = [f"--train.{name} {value}" for name, value in settings.items() if value != getattr(than, name)]
         return " ".join([*changed, *([f"--train.parallel {self.parallel}"] * (self.parallel != parallel))])
 
 

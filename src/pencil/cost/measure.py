@@ -17,8 +17,14 @@ from .profile import CostProfile
 
 LOCAL = "local"  # the name of this machine
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-PATIENCE = 20.0  # seconds that one call may take
+LONGEST_SECONDS = 20.0  # that one call may take
 STEPS = 5  # decode steps that are timed
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done its work."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
 
 
 def seconds(call: Callable[[], Any], device: torch.device, least: int = 3, enough: float = 0.2) -> float:
@@ -27,14 +33,13 @@ def seconds(call: Callable[[], Any], device: torch.device, least: int = 3, enoug
     def timed() -> float:
         begun = time.perf_counter()
         call()
-        if device.type != "cpu":
-            torch.get_device_module(device).synchronize()
+        synchronize(device)
         return time.perf_counter() - begun
 
     first, times = timed(), []
     while len(times) < least or sum(times) < enough:
         times.append(timed())
-        if first > PATIENCE / 4:
+        if first > LONGEST_SECONDS / 4:
             break
     return median(times)
 
@@ -75,21 +80,21 @@ def measure(
     workloads: Mapping[str, Workload],
 ) -> dict[str, float | str]:
     """Seconds of each workload that fits and ends soon; otherwise why it was not measured."""
-    found: dict[str, float | str] = {}
+    times: dict[str, float | str] = {}
     for name, work in workloads.items():
         train = name == "train_step"
         needed = memory.total("adamw") if train else memory.weights // 4 * BYTES[dtype] + work.bytes
         # real programs are slower than the roofline: five times as slow is not rare
-        if 5 * work.seconds(on, dtype) > PATIENCE:
-            found[name] = "would take too long"
+        if 5 * work.seconds(on, dtype) > LONGEST_SECONDS:
+            times[name] = "would take too long"
         elif needed > 0.8 * on.memory:
-            found[name] = "does not fit"
+            times[name] = "does not fit"
         else:
             model: Any = build(config).to(device)
             inputs = profile.inputs(model, batch, length)
             time_of = {"train_step": _train_step, "decode": _decode}.get(name, _forward)
-            found[name] = time_of(model, profile, inputs, dtype, device)
-    return found
+            times[name] = time_of(model, profile, inputs, dtype, device)
+    return times
 
 
 def _train_step(

@@ -44,8 +44,8 @@ class TrainMemory:
         return self.activations.saved if self.activations else 0
 
     def total(self, optimizer: str, recompute: bool = False) -> int:
-        state, held = self.muon if optimizer == "muon" else self.adamw, self.activations
-        activations = 0 if held is None else held.peak_recomputed if recompute else held.peak
+        state, memory = self.muon if optimizer == "muon" else self.adamw, self.activations
+        activations = 0 if memory is None else memory.peak_recomputed if recompute else memory.peak
         return self.weights + self.gradients + state + activations
 
 
@@ -85,19 +85,19 @@ def train_memory(
     sharded: bool = False,
 ) -> TrainMemory:
     """What a train step needs: on CUDA many logits have the fused loss; FSDP2 has blocks in the dtype (`sharded`)."""
-    held, half = None, BYTES[dtype]
+    activation, half = None, BYTES[dtype]
     if profile.activations is not None:
-        found = profile.activations(config, batch, length, half)
+        activations = profile.activations(config, batch, length, half)
         vocab = config.vocab or 1
-        loss = loss_memory(found.logits, vocab, config.width, half, cuda)
-        held = _activation_memory(found, counts, half, loss, half * vocab * config.width, sharded)
+        loss = loss_memory(activations.logits, vocab, config.width, half, cuda)
+        activation = _activation_memory(activations, counts, half, loss, half * vocab * config.width, sharded)
     trained, weights = counts.trained, FULL * counts.total_parameters
     gradients = FULL * trained.parameters
-    return TrainMemory(weights, gradients, 2 * gradients, 2 * gradients - FULL * trained.block_matrices, held)
+    return TrainMemory(weights, gradients, 2 * gradients, 2 * gradients - FULL * trained.block_matrices, activation)
 
 
 def _activation_memory(
-    found: Activations, counts: Counts, half: int, loss: LossMemory, head: int, sharded: bool
+    activations: Activations, counts: Counts, half: int, loss: LossMemory, head: int, sharded: bool
 ) -> ActivationMemory:
     # autocast keeps a half-precision copy of every matrix until the backward pass has used it; but for the output
     # matrix of the fused loss, and for blocks that FSDP2 gathers in half precision
@@ -106,7 +106,7 @@ def _activation_memory(
         copied -= head
     if sharded:
         copied, inner = copied - inner, 0
-    groups, before, after = found.blocks, found.before, found.after
+    groups, before, after = activations.blocks, activations.before, activations.after
     depth = sum(group.count for group in groups)
     # blocks that the backward pass does not come to keep nothing
     share = counts.trained.share
@@ -114,10 +114,10 @@ def _activation_memory(
     inner = round(share * inner)
     saved_by_blocks = round(share * sum(g.count * g.saved for g in groups))
     inputs = round(share * sum(g.count * g.inputs for g in groups))
-    kept = before + saved_by_blocks + after + copied
+    saved = before + saved_by_blocks + after + copied
     in_blocks = before + saved_by_blocks + copied + max(g.backward for g in groups)
     most = max(loss.forward, loss.backward)
-    peak = max(kept + most, in_blocks)
+    peak = max(saved + most, in_blocks)
     in_blocks_recomputed = (
         before
         + inputs
@@ -127,7 +127,7 @@ def _activation_memory(
     recomputed = max(before + inputs + at_loss, in_blocks_recomputed)
     given_back = saved_by_blocks // depth, inputs // depth
     return ActivationMemory(
-        kept + loss.saved, peak, recomputed, in_blocks, in_blocks_recomputed, *given_back, copied, most, loss.fused
+        saved + loss.saved, peak, recomputed, in_blocks, in_blocks_recomputed, *given_back, copied, most, loss.fused
     )
 
 
@@ -141,5 +141,5 @@ def kv_sharing(c: BlockConfig) -> dict[str, int]:
     """KV heads with full, grouped-query and multi-query attention."""
     own = c.kv_head_count
     grouped = own if 1 < own < c.heads else next((n for n in (8, 4, 2, 3, 5) if c.heads % n == 0 and n < c.heads), None)
-    found = {"full": c.heads, "grouped": grouped, "multi-query": 1 if c.heads > 1 else None}
-    return {name: count for name, count in found.items() if count}
+    heads = {"full": c.heads, "grouped": grouped, "multi-query": 1 if c.heads > 1 else None}
+    return {name: count for name, count in heads.items() if count}

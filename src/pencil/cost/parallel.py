@@ -60,14 +60,14 @@ def unit_of(name: str) -> str:
 
 def units_of(model: nn.Module) -> list[Unit]:
     """The units of a model, that outside blocks first; those of the same parameters are one entry."""
-    found: dict[str, list[Parameter]] = {"": []}
+    by_unit: dict[str, list[Parameter]] = {"": []}
     for name, p in model.named_parameters():
         unit = unit_of(name)
         matrix = p.requires_grad and p.ndim == 2 and bool(unit)
-        found.setdefault(unit, []).append(Parameter(tuple(p.shape), p.requires_grad, matrix))
+        by_unit.setdefault(unit, []).append(Parameter(tuple(p.shape), p.requires_grad, matrix))
     # a cross-attention reads the source before its block runs, so it is gathered for both, forwards and backwards
-    gathers = {name: 1 if not name else 4 if name.endswith(f".{CROSS}") else 2 for name in found}
-    units = Counter(Unit(tuple(parameters), gathers[name]) for name, parameters in found.items())
+    gathers = {name: 1 if not name else 4 if name.endswith(f".{CROSS}") else 2 for name in by_unit}
+    units = Counter(Unit(tuple(parameters), gathers[name]) for name, parameters in by_unit.items())
     return [unit._replace(times=times) for unit, times in units.items()]
 
 
@@ -112,7 +112,7 @@ class DeviceMemory:
 
 
 def device_memory(
-    units: list[Unit], plan: Plan, held: ActivationMemory | None, recompute: bool = False
+    units: list[Unit], plan: Plan, activation: ActivationMemory | None, recompute: bool = False
 ) -> DeviceMemory:
     """What each device needs; `held` is of the micro-batch of one device.
 
@@ -128,10 +128,14 @@ def device_memory(
     state = 2 * gradients - (summed(matrix=True) if plan.optimizer == "muon" else 0)
     average = gradients * plan.ema
     peak, in_blocks, of_block = 0, 0, 0
-    if held is not None and recompute:
-        peak, in_blocks, of_block = held.peak_recomputed, held.in_blocks_recomputed, held.of_block_recomputed
-    elif held is not None:
-        peak, in_blocks, of_block = held.peak, held.in_blocks, held.of_block
+    if activation is not None and recompute:
+        peak, in_blocks, of_block = (
+            activation.peak_recomputed,
+            activation.in_blocks_recomputed,
+            activation.of_block_recomputed,
+        )
+    elif activation is not None:
+        peak, in_blocks, of_block = activation.peak, activation.in_blocks, activation.of_block
     accumulated = gradients if plan.accumulate > 1 else 0
     if plan.holds_whole:
         accumulated = summed(trained=True, pieces=1)
@@ -189,15 +193,15 @@ def handed(units: list[Unit], plan: Plan, share: float = 1.0) -> dict[str, int]:
     )
     reduced = FULL * sum(u.times * u.whole(plan.devices, trained=True) for u in units)
     reduces = plan.accumulate if plan.sync == "batch" else 1
-    found = {ALL_GATHER: plan.accumulate * gathered, REDUCE_SCATTER: reduces * reduced}
+    by_kind = {ALL_GATHER: plan.accumulate * gathered, REDUCE_SCATTER: reduces * reduced}
     if plan.optimizer == "muon":
         # each matrix goes whole to the device that works it, and its update comes back in pieces
         matrices = FULL * sum(u.times * u.pieces(1, matrix=True) for u in units)
-        found[ALL_TO_ALL] = 2 * matrices // plan.devices
-    return found
+        by_kind[ALL_TO_ALL] = 2 * matrices // plan.devices
+    return by_kind
 
 
-def sent(given: dict[str, int], devices: int) -> int:
+def sent(by_kind: dict[str, int], devices: int) -> int:
     """Bytes that each device sends, by rings: a tensor goes round twice in an all-reduce, otherwise once."""
-    turns = sum(size * (2 if name == ALL_REDUCE else 1) for name, size in given.items())
+    turns = sum(size * (2 if name == ALL_REDUCE else 1) for name, size in by_kind.items())
     return turns * (devices - 1) // devices

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config import UserError
+from ..config import refuse
 from ..models.config import BlockConfig
 from .activations import Activations
 
@@ -60,12 +60,12 @@ class CostProfile:
 
     def check_length(self, config: BlockConfig, length: int | None) -> None:
         """Refuse a length that the model cannot take."""
-        if length is None:
-            return
-        if not self.takes_length:
-            raise UserError(f"--context is for text: this model takes {self.tokens(config, None)} tokens of an image")
-        if not 1 <= length <= config.context:
-            raise UserError(f"--context must be from 1 to {config.context}, not {length}")
+        if length is not None:
+            tokens = self.tokens(config, None)
+            refuse(
+                (not self.takes_length, f"--context is for text: this model takes {tokens} tokens of an image"),
+                (not 1 <= length <= config.context, f"--context must be from 1 to {config.context}, not {length}"),
+            )
 
 
 def on_meta(build: Callable[[Any], nn.Module], config: BlockConfig) -> Any:

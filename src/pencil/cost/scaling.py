@@ -1,6 +1,5 @@
 """From one device to a thousand: memory, communication and the efficiency to expect, with what is assumed."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..config import UserError
@@ -9,10 +8,10 @@ from .devices import Device
 from .memory import ActivationMemory
 from .parallel import DeviceMemory, Plan, Unit, device_memory, handed, sent
 
-MACHINE = 8  # devices in a machine
-NETWORK = 50e9  # bytes/s that each device sends to other machines: 400 Gbit/s each
+MACHINE_DEVICES = 8
+NETWORK_BYTES_PER_SECOND = 50e9  # that each device sends to other machines: 400 Gbit/s each
 COMPUTE = 0.4  # of the peak FLOP/s that a train step reaches
-MOST = 1024  # devices in a table
+MOST_DEVICES = 1024  # in a table
 
 
 @dataclass(frozen=True)
@@ -39,57 +38,52 @@ class Scale:
         return least, most
 
 
-def bandwidth_of(on: Device, devices: int, given: float | None = None) -> float:
+def bandwidth_of(on: Device, devices: int, stated: float | None = None) -> float:
     """Bytes/s that each device sends: within a machine by its link, to other machines no faster than the network."""
-    if given is not None:
-        return given
+    if stated is not None:
+        return stated
     if not on.link and devices > 1:
         raise UserError(f"no machine has several {on.name}: --bandwidth says how many GB/s each sends to the others")
-    return on.link if devices <= MACHINE else min(on.link, NETWORK)
+    return on.link if devices <= MACHINE_DEVICES else min(on.link, NETWORK_BYTES_PER_SECOND)
 
 
 def scale(
     units: list[Unit],
     plan: Plan,
     counts: Counts,
-    held: ActivationMemory | None,
+    activations: ActivationMemory | None,
     batch: int,
     on: Device,
     recompute: bool = False,
     bandwidth: float | None = None,
 ) -> Scale:
     """The cost of an update with `batch` rows a device and micro-batch."""
-    given = handed(units, plan, counts.trained.share)
+    by_kind = handed(units, plan, counts.trained.share)
     flops = counts.forward.flops + counts.backward + (counts.recomputed if recompute else 0)
     compute = plan.accumulate * batch * flops / (COMPUTE * on.rate(plan.dtype))
-    moved = sent(given, plan.devices)
+    moved = sent(by_kind, plan.devices)
     return Scale(
         plan,
-        device_memory(units, plan, held),
-        device_memory(units, plan, held, recompute=True),
-        given,
+        device_memory(units, plan, activations),
+        device_memory(units, plan, activations, recompute=True),
+        by_kind,
         moved,
         compute,
         moved / bandwidth_of(on, plan.devices, bandwidth) if moved else 0.0,
     )
 
 
-def numbers_up_to(most: int) -> Sequence[int]:
-    """1, 2, 4 … 1,024 devices, and the one asked for."""
-    powers = [1 << i for i in range(MOST.bit_length())]
-    return sorted({*powers, most})
-
-
 def table(
     units: list[Unit],
     plan: Plan,
     counts: Counts,
-    held: ActivationMemory | None,
+    activations: ActivationMemory | None,
     batch: int,
     on: Device,
     recompute: bool = False,
     bandwidth: float | None = None,
 ) -> list[Scale]:
-    """The same rows a device on more and more devices."""
-    plans = [replace(plan, devices=devices) for devices in numbers_up_to(plan.devices)]
-    return [scale(units, one, counts, held, batch, on, recompute, bandwidth) for one in plans]
+    """The same rows a device on 1, 2, 4 … 1,024 devices, and on those of the plan."""
+    numbers = sorted({*(1 << i for i in range(MOST_DEVICES.bit_length())), plan.devices})
+    plans = [replace(plan, devices=devices) for devices in numbers]
+    return [scale(units, plan, counts, activations, batch, on, recompute, bandwidth) for plan in plans]

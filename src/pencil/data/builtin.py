@@ -1,10 +1,11 @@
-"""Built-in data: Python's documentation as text, and scenes of handwritten digits with captions. No download."""
+"""Built-in data: Python's documentation as text, scenes of handwritten digits with captions, and digits that move. No
+download."""
 
 from collections.abc import Callable
 
 import numpy as np
 
-from .images.digits import SIDE, digits
+from .images.digits import SIDE, handwriting
 
 WORDS = (
     "a zero", "a one", "a two", "a three", "a four", "a five", "a six", "a seven", "an eight", "a nine"
@@ -14,6 +15,7 @@ PLACES = (
     ("on the left", "in the middle", "on the right"),
     ("at the bottom left", "at the bottom", "at the bottom right"),
 )
+FRAMES, CANVAS = 8, 16  # of a video of a moving digit: their number, and the side of each
 
 
 def pydoc() -> str:
@@ -40,11 +42,6 @@ class Scenes:
 
     def __init__(self, hard: bool = False):
         self.hard, self.canvas = hard, 32 if hard else 16
-        pictures, labels, held_out = digits()
-        self.handwriting = {
-            unseen: [pictures[(labels == digit) & (held_out == unseen), 0] for digit in range(10)]
-            for unseen in (False, True)
-        }
 
     def draw(
         self, rng: np.random.Generator, count: int, unseen: bool = False, held_out: bool = False
@@ -60,7 +57,7 @@ class Scenes:
         canvases = np.zeros((count, 1, self.canvas, self.canvas), np.uint8)
         for i, many in enumerate(counts.tolist()):
             for j in range(many):
-                styles, (row, column) = self.handwriting[unseen][named[i, j]], corners[i, j]
+                styles, (row, column) = handwriting()[unseen][named[i, j]], corners[i, j]
                 part = canvases[i, 0, row : row + SIDE, column : column + SIDE]
                 np.maximum(part, styles[int(style[i, j] * len(styles))], out=part)
         words = [[WORDS[d] for d in row[:many]] for row, many in zip(named, counts, strict=True)]
@@ -118,3 +115,31 @@ class Scenes:
             return ", ".join(f"{word} {PLACES[n // 3][n % 3]}" for word, n in zip(words, ninths[i], strict=False))
 
         return counts, corners, caption
+
+
+class MovingDigits:
+    """`draw` samples videos with a generator; training videos use four fifths of the handwriting.
+
+    A digit starts anywhere and moves one or two pixels a frame along each axis; at an edge it bounces back.
+    """
+
+    def draw(self, rng: np.random.Generator, count: int, unseen: bool = False) -> tuple[np.ndarray, list[int]]:
+        """`count` videos (1, frames, side, side) as uint8, and their labels; `unseen` uses the held-out handwriting."""
+        named = rng.integers(0, 10, count)
+        style = rng.random(count)
+        videos = np.zeros((count, 1, FRAMES, CANVAS, CANVAS), np.uint8)
+        rows, columns = track(rng, count), track(rng, count)
+        for i, digit in enumerate(named.tolist()):
+            styles = handwriting()[unseen][digit]
+            picture = styles[int(style[i] * len(styles))]
+            for frame, (row, column) in enumerate(zip(rows[i], columns[i], strict=True)):
+                videos[i, 0, frame, row : row + SIDE, column : column + SIDE] = picture
+        return videos, named.tolist()
+
+
+def track(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Coordinates along one axis, frame by frame: constant speed, reversed at either end."""
+    space = CANVAS - SIDE
+    start, speed = rng.integers(0, space + 1, (count, 1)), rng.choice([-2, -1, 1, 2], (count, 1))
+    along = (start + speed * np.arange(FRAMES)) % (2 * space)
+    return np.where(along > space, 2 * space - along, along)

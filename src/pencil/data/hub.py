@@ -129,7 +129,7 @@ def from_hub(source: str, want: str, split: int = SPLIT) -> ImageData:
         if want == "label":
             classes = {i: str(names[label]) for i, label in rows if label not in (None, -1)}
             notes.extend(not_evaluated(list(classes.values()), {classes.get(i, "") for i, _ in test_rows}, "pictures"))
-            pictures = [Picture(f"row {i}", one, contents[i]) for i, one in classes.items()]
+            pictures = [Picture(f"row {i}", label, contents[i]) for i, label in classes.items()]
             notes.extend([*in_two_classes(pictures), *copies(pictures)])
         return {"train": table.select([i for i, _ in train_rows]), "test": table.select([i for i, _ in test_rows])}
 

@@ -28,9 +28,9 @@ class DataConfig:
     target_column: str | None = None  # of the target texts: a column's name, or its number from 1; of JSON a key
 
 
-def check_data_settings(record: Any, chosen: Mapping[str, Any]) -> None:
+def check_data_settings(record: Any, settings: Mapping[str, Any]) -> None:
     """Refuse a setting that is not one, or that the family of this record does not have."""
-    for name in fitted(DataConfig, chosen, "data."):
+    for name in fitted(DataConfig, settings, "data."):
         if name not in record.data_settings:
             raise UserError(f"data.{name} has no effect on a {record.name}: leave it out")
 

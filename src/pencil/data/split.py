@@ -120,16 +120,16 @@ def in_two_classes(pictures: Sequence[Picture]) -> list[str]:
     """A note of pictures that are there under two labels."""
     first: dict[str, Picture] = {}
     both = {
-        one.content: (first[one.content], one)
-        for one in pictures
-        if first.setdefault(one.content, one).target != one.target
+        picture.content: (first[picture.content], picture)
+        for picture in pictures
+        if first.setdefault(picture.content, picture).target != picture.target
     }
     if not both:
         return []
-    one, other = next(iter(both.values()))
+    picture, other = next(iter(both.values()))
     more = f", and {len(both) - 1:,} more are in two classes" if len(both) > 1 else ""
     return [
-        f"{one.name} ({shortened(one.target)}) and {other.name} ({shortened(other.target)}) are the same "
+        f"{picture.name} ({shortened(picture.target)}) and {other.name} ({shortened(other.target)}) are the same "
         f"picture{more}: no model can be right about both; remove one of them"
     ]
 
@@ -151,21 +151,25 @@ def with_two_labels(texts: Sequence[tuple[str, str]]) -> list[str]:
 def copies(pictures: Sequence[Picture]) -> list[str]:
     """A note of pictures that are there several times."""
     first: dict[str, Picture] = {}
-    again = [(one, first[one.content]) for one in pictures if first.setdefault(one.content, one).name != one.name]
+    again = [
+        (picture, first[picture.content])
+        for picture in pictures
+        if first.setdefault(picture.content, picture).name != picture.name
+    ]
     if not again:
         return []
-    one, other = again[0]
+    copy, original = again[0]
     are = "is a copy" if len(again) == 1 else "are copies"
     return [
-        f"{len(again):,} of the {len(pictures):,} pictures {are} of another ({one.name} of {other.name}): a picture "
-        "and its copies are all trained on or all held out"
+        f"{len(again):,} of the {len(pictures):,} pictures {are} of another ({copy.name} of {original.name}): a "
+        "picture and its copies are all trained on or all held out"
     ]
 
 
 def in_both_parts(train: Sequence[Picture], test: Sequence[Picture]) -> list[str]:
     """A note of pictures that a data set has in both of its own parts."""
-    trained = {one.content: one for one in train}
-    seen = [one for one in test if one.content in trained]
+    trained = {picture.content: picture for picture in train}
+    seen = [picture for picture in test if picture.content in trained]
     if not seen:
         return []
     return [

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from ..config import UserError, closest
+from ..console import consecutive
 
 BLOCK = re.compile(r"^(?:(.*)\.)?blocks\.(\d+)\.")
 NAMED_PARTS = 8  # how many parts a refusal lists
@@ -88,7 +89,7 @@ def describe_parts(names: Iterable[str], among: Iterable[str] = ()) -> str:
         if numbers[0] is None:
             words.append(prefix + stack)
             continue
-        ranges = [_range(run) for run in _consecutive([number for number in numbers if number is not None])]
+        ranges = consecutive(number for number in numbers if number is not None)
         many = "blocks" if len(numbers) > 1 else "block"
         words.append(f"{prefix}{stack}{' ' * bool(stack)}{many} {_listed(ranges)}")
     return _listed(words if len(words) <= NAMED_PARTS else [*words[:NAMED_PARTS], f"{len(words) - NAMED_PARTS} more"])
@@ -105,20 +106,6 @@ def _by_part(names: Iterable[str]) -> dict[tuple[str, int | None], int]:
         key = (part, None) if block is None else (block[1] or "", int(block[2]))
         counts[key] = counts.get(key, 0) + 1
     return counts
-
-
-def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs
-
-
-def _range(run: Sequence[int]) -> str:
-    return str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}"
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from ...cost.devices import Device, Workload, workloads
 from ...cost.memory import ActivationMemory, TrainMemory, kv_cache, kv_sharing, train_memory
 from ...cost.parallel import Plan, sent, units_of
 from ...cost.profile import on_meta
-from ...cost.scaling import COMPUTE, MACHINE, NETWORK, Scale, table
+from ...cost.scaling import COMPUTE, MACHINE_DEVICES, NETWORK_BYTES_PER_SECOND, Scale, table
 from ...device import sync_of
 from ...families.family import Family
 from ...train.frozen import frozen_model
@@ -449,10 +449,11 @@ def print_scaling(
     console.print(Text("".join(f"{head:>{wide}}" for head, wide in zip(heads, WIDTHS, strict=True)), "dim"))
     for scale in scales:
         console.print(Text(_line(scale, report.batch, on)))
+    network = min(on.link, NETWORK_BYTES_PER_SECOND) / 1e9
     speed = (
         f"{bandwidth:g} GB/s"
         if bandwidth
-        else (f"{on.link / 1e9:g} GB/s in a machine of {MACHINE}, else {min(on.link, NETWORK) / 1e9:g}")
+        else f"{on.link / 1e9:g} GB/s in a machine of {MACHINE_DEVICES}, else {network:g}"
     )
     for remark in (
         *[f"* does not fit into {on.memory / 1e9:g} GB"]

@@ -135,7 +135,7 @@ def _papers(
         return [(student, sheet) for sheet in [make(drawn)] for student in students or [""]]
     if count * len(students) > MOST:
         raise UserError(f"{len(students)} sheets of {count} exercises are more than {MOST:,} exercises; print fewer")
-    return [(one, make((drawn + i) % sheets.LARGEST)) for i, one in enumerate(students)]
+    return [(one, make((drawn + i) % sheets.SHEET_SEEDS)) for i, one in enumerate(students)]
 
 
 def grade(file: str, /, *, out: str | None = None, totals: str | None = None) -> int:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ...config import UserError
 from ...console import Console
-from ...learn.lab import kept
+from ...learn.lab import resume
 from ...learn.lab.claim import Claim
 from ...learn.lab.finding import Finding, effect, number
 from ...learn.lab.report import write_all, write_claim
@@ -82,22 +82,24 @@ def _measured(result: Result, finding: Finding) -> Text:
 def take_over(console: Console, plan: Plan, folder: Path, command: str, force: bool) -> None:
     """Keep what an interrupted run of the same command measured; refuse what is finished, or of another command."""
     if force:
-        kept.start_anew(folder)
-    plan.kept = kept.take_over(folder, plan, command)
-    whole = kept.finished(plan, plan.kept)
+        resume.start_anew(folder)
+    plan.earlier = resume.take_over(folder, plan, command)
+    whole = resume.finished(plan, plan.earlier)
     if len(whole) == len(plan.claims) and (folder / "results.json").is_file():
         raise UserError(f"{folder} has the results of this command already; --force measures anew")
-    if plan.kept:
+    if plan.earlier:
         total = plan.seeds * sum(len(claim.arms) for claim in plan.claims)
         claims = f", {len(whole)} of {len(plan.claims)} claims finished" if len(plan.claims) > 1 else ""
-        line = f"Going on: {len(plan.kept)} of {total} measurements in {folder} are kept{claims}; --force starts anew."
+        line = (
+            f"Going on: {len(plan.earlier)} of {total} measurements in {folder} are kept{claims}; --force starts anew."
+        )
         console.print(line, markup=False, soft_wrap=True)
 
 
 def _measure(console: Console, plan: Plan, folder: Path, every: bool) -> tuple[list[Result], list[str]]:
     """Make the measurements that are missing; the results, and the claims that could not be measured."""
     total, begun = plan.seeds * sum(len(claim.arms) for claim in plan.claims), time.monotonic()
-    count, results, lost = len(plan.kept), [], []
+    count, results, lost = len(plan.earlier), [], []
     with console.status(f"{count} of {total} measured") as status:
 
         def measured(row: Row) -> None:
@@ -139,7 +141,7 @@ def run_plan(console: Console, plan: Plan, folder: Path, command: str, every: bo
         raise UserError("no claim could be measured")
     console.print(result_table(results))
     seconds = time.monotonic() - begun
-    took = f"{seconds:.0f} seconds" + (f" after {len(plan.kept)} measurements from before" if plan.kept else "")
+    took = f"{seconds:.0f} seconds" + (f" after {len(plan.earlier)} measurements from before" if plan.earlier else "")
     paths = write_all(folder, results, command, took) if every else write_claim(folder, results[0], command)
     if not every and results[0].claim.caveat:
         console.print(Text(results[0].claim.caveat, "dim"))

@@ -28,3 +28,13 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     held_out = np.zeros(COUNT, bool)
     held_out[order[: COUNT // 5]] = True
     return pictures, labels.astype(np.int64), held_out
+
+
+@lru_cache
+def handwriting() -> dict[bool, list[np.ndarray]]:
+    """The images (n, 8, 8) of each digit, by whether they are held out."""
+    pictures, labels, held_out = digits()
+    return {
+        unseen: [pictures[(labels == digit) & (held_out == unseen), 0] for digit in range(10)]
+        for unseen in (False, True)
+    }

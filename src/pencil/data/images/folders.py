@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...config import UserError
+from ...config import UserError, refuse
 from ...files import check_inside, check_regular, is_text, leads_inside
 from ..cache import hash_files
 from ..split import SPLIT
@@ -96,10 +96,10 @@ def _pictures(folder: Path) -> list[Path]:
     """Every image file under a folder, sorted."""
     paths = []
 
-    def refuse(error: OSError) -> None:
+    def unreadable(error: OSError) -> None:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}")
 
-    for root, folders, names in os.walk(folder, onerror=refuse):
+    for root, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(f for f in folders if not hidden(f))
         pictures = [n for n in sorted(names) if Path(n).suffix.lower() in ENDINGS and not n.startswith(".")]
         for path in (Path(root) / name for name in (*folders, *pictures)):
@@ -147,10 +147,10 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
             missing.append(path)
     named = {path for path, _ in rows}
     over = [path for path in _pictures(folder) if path not in named]
-    if missing:
-        raise UserError(f"{table} has lines for {count_of(missing, 'picture')} not there ({names_of(missing)})")
-    if over:
-        raise UserError(f"{folder} has {count_of(over, 'picture')} without a line in metadata.jsonl ({names_of(over)})")
+    refuse(
+        (missing, f"{table} has lines for {count_of(missing, 'picture')} not there ({names_of(missing)})"),
+        (over, f"{folder} has {count_of(over, 'picture')} without a line in metadata.jsonl ({names_of(over)})"),
+    )
     return rows
 
 
@@ -231,20 +231,20 @@ def find_splits(folder: Path, whole: bool) -> tuple[dict[str, Path], list[str]]:
     if "train" not in parts.values():
         return {}, []
     # test/ is held out if it exists, else val/ under one of its names
-    held = [name for name, part in parts.items() if part == "test"]
-    held = [name for name in held if name.lower().startswith("test")] or held
+    evaluated = [name for name, part in parts.items() if part == "test"]
+    evaluated = [name for name in evaluated if name.lower().startswith("test")] or evaluated
     train = min(name for name, part in parts.items() if part == "train")
-    if not held:
+    if not evaluated:
         raise UserError(
             f"{folder} has {train}/ but no test/ or val/ beside it; add one, or give --data {folder / train}, of which "
             "about a tenth is held out"
         )
-    split = {parts[name]: folder / name for name in names if name in (train, min(held))}
-    if min(held).lower().startswith("test"):
+    split = {parts[name]: folder / name for name in names if name in (train, min(evaluated))}
+    if min(evaluated).lower().startswith("test"):
         split = {name: split[name] for name in ("train", "test")}
     unread = sorted(name for name in names if folder / name not in split.values())
     others = f"; not read: {', '.join(f'{name}/' for name in unread)}" if unread else ""
-    return split, [f"{folder} has {train}/ to train on and {min(held)}/ to evaluate on{others}"]
+    return split, [f"{folder} has {train}/ to train on and {min(evaluated)}/ to evaluate on{others}"]
 
 
 def frame_notes(paths: list[Path]) -> list[str]:

@@ -18,14 +18,13 @@ import numpy as np
 
 from ...config import UserError, expand_path, nearest, refuse
 from ...files import check_inside, check_regular
-from ..builtin import Scenes
+from ..builtin import CANVAS, FRAMES, MovingDigits, Scenes
 from ..hub import PREFIX, current_form, from_hub
 from ..split import SPLIT, Picture, in_both_parts, in_two_classes
 from .digits import digits
 from .examples import ArrayExamples, VideoExamples
 from .folders import from_folder
 from .image_data import ImageData, all_held_out, check_classes
-from .moving_digits import CANVAS, FRAMES, MovingDigits
 from .shards import find_shards, from_shards
 
 EMBEDDED = {"label": ("digits", "moving-digits"), "caption": ("scenes", "scenes-hard"), "video": ("moving-digits",)}

@@ -17,6 +17,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,18 +215,13 @@ def _annotation(path: Path, group: dict[str, Any], kind: str) -> Any:
     if member.size > MAX_ANNOTATION_BYTES:
         raise UserError(f"{path}: {member.name} is longer than {MAX_ANNOTATION_BYTES:,} bytes")
     content = member.open().getvalue()
-    try:
+    with suppress(ValueError, RecursionError):
         return decoders[kind](content)
-    except (ValueError, RecursionError):
-        try:
-            return content.decode() if kind == "cls" else _refuse(path, member.name, kind)
-        except UnicodeDecodeError:
-            return _refuse(path, member.name, kind)
-
-
-def _refuse(path: Path, name: str, kind: str) -> None:
+    with suppress(UnicodeDecodeError):
+        if kind == "cls":
+            return content.decode()
     what = {"cls": "a number or a name", "txt": "a text in UTF-8", "json": "JSON"}[kind]
-    raise UserError(f"{path}: {name} is not {what}")
+    raise UserError(f"{path}: {member.name} is not {what}")
 
 
 def find_shards(data: str) -> list[Path]:

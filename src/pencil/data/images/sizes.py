@@ -45,7 +45,7 @@ def common_size(data: ImageData, where: str) -> tuple[int, int] | None:
     return next(iter(sizes), None)
 
 
-def choose_fit(data: ImageData, size: tuple[int, int], chosen: Fit | None, draws: bool) -> tuple[Fit | None, str]:
+def choose_fit(data: ImageData, size: tuple[int, int], fit: Fit | None, draws: bool) -> tuple[Fit | None, str]:
     """How pictures of another shape than the model's become its input, and a sentence about it; None where none is.
 
     Where more than a tenth of them would lose more than a quarter by cropping, they are padded; not for a model that
@@ -55,13 +55,13 @@ def choose_fit(data: ImageData, size: tuple[int, int], chosen: Fit | None, draws
     lost = [1 - min(ratio := h * size[1] / (w * size[0]), 1 / ratio) for h, w in sizes if h and w]
     fixed = not isinstance(data.train, FileExamples) and not isinstance(data.test, FileExamples)
     if fixed and not any(lost):
-        if chosen is not None:
+        if fit is not None:
             made = f"{sizes[0][0]}×{sizes[0][1]}"
             raise UserError(f"data.fit has no effect on {data.name}, whose pictures are all {made}: leave it out")
         return None, ""
     share = sum(part > MAX_LOST for part in lost) / max(1, len(lost))
-    if chosen is not None or not share:
-        return chosen or "crop", ""
+    if fit is not None or not share:
+        return fit or "crop", ""
     much = f"{max(1, round(100 * share))} % of the pictures would lose more than a quarter by cropping"
     if draws:
         return "crop", f"{much}, and are cropped: padded, a model would draw the bars too; --data.fit squash keeps all"

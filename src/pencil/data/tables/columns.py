@@ -40,14 +40,14 @@ class Kind(NamedTuple):
     labelled: bool
 
 
-class Chosen(NamedTuple):
+class NamedColumns(NamedTuple):
     """The columns that the user named: names of the header, or numbers from 1."""
 
     first: str | None = None
     second: str | None = None
 
 
-UNNAMED = Chosen()
+UNNAMED = NamedColumns()
 SOURCES: Names = (
     ("source", "target"), ("text", "target"), ("input", "output"), ("question", "answer"), ("src", "tgt"),
     ("prompt", "completion"),
@@ -57,14 +57,14 @@ PAIRS = Kind("source", "target", SOURCES, labelled=False)
 LABELLED = Kind("text", "label", (("text", "label"),), labelled=True)
 
 
-def guess_header(cells: Cells, data: str, kind: Kind, chosen: Chosen) -> bool:
+def guess_header(cells: Cells, data: str, kind: Kind, named_columns: NamedColumns) -> bool:
     """Whether the first row names the columns; refused where that is not clear."""
     head, body = [_plain(cell) for cell in cells[0]], cells[1:]
-    if any(name in cells[0] for name in chosen if name is not None and not name.isdigit()):
+    if any(name in cells[0] for name in named_columns if name is not None and not name.isdigit()):
         return True
     if not kind.labelled:
         return len({*head}) > 1 and {*head} <= {*LANGUAGES, *TEXTS, *LABELS, *PAIR_WORDS}
-    texts, labels = [one for one in head if one in TEXTS], [one for one in head if one in LABELS]
+    texts, labels = [word for word in head if word in TEXTS], [word for word in head if word in LABELS]
     if texts and labels:
         return True
     if any(cell in {row[i] for row in body} for i, cell in enumerate(cells[0])):
@@ -74,13 +74,13 @@ def guess_header(cells: Cells, data: str, kind: Kind, chosen: Chosen) -> bool:
     words = [cell.strip() for cell in cells[0]]
     like_names = all(re.fullmatch(r"[^\W\d][\w-]*( [\w-]+)?", word) and len(word) <= 30 for word in words)
     try:
-        column, label = find_columns([], cells, data, kind, chosen)
+        column, label = find_columns([], cells, data, kind, named_columns)
     except UserError:  # which the columns are is not clear: it is asked with their names
         return like_names
     first, others = cells[0][label].strip(), Counter(row[label].strip() for row in body)
     if first in others or not others:
         return False
-    if _number(first) is None and all(_number(one) is not None for one in others):
+    if _number(first) is None and all(_number(word) is not None for word in others):
         return True
     # a class of its own in the first line: a header, or a class with one text
     if like_names and min(others.values()) > 1:
@@ -93,10 +93,12 @@ def guess_header(cells: Cells, data: str, kind: Kind, chosen: Chosen) -> bool:
     return False
 
 
-def find_columns(names: Sequence[str], cells: Cells, data: str, kind: Kind, chosen: Chosen) -> tuple[int, int]:
+def find_columns(
+    names: Sequence[str], cells: Cells, data: str, kind: Kind, named_columns: NamedColumns
+) -> tuple[int, int]:
     """The places of both columns: those chosen, those whose names say it, or those whose contents do."""
     width = len(names) or len(cells[0])
-    places = [None if name is None else _place(name, names, width, data) for name in chosen]
+    places = [None if name is None else _place(name, names, width, data) for name in named_columns]
     if None in places:
         places = _others(places, width) or places
     if None in places:

@@ -16,7 +16,7 @@ from ...config import UserError, expand_path, nearest, package, refused
 from ...files import check_inside, check_regular, fingerprint
 from ..sources import PREFIX, is_several
 from ..split import SPLIT, hold_out_texts, not_evaluated, with_two_labels
-from .columns import LABELLED, PAIRS, UNNAMED, Chosen, Kind, Names, find_columns, label_names
+from .columns import LABELLED, PAIRS, UNNAMED, Kind, NamedColumns, Names, find_columns, label_names
 from .dates import CHARACTERS, VERSION, Dates
 from .file_kinds import not_text, to_utf8
 from .tables import ANY, Format, Ragged, Table, read_table
@@ -195,26 +195,26 @@ def _from_file(data: str, kind: Kind, whole: bool, reading: Reading, split: int 
 def _read(content: bytes, data: str, suffix: str, kind: Kind, reading: Reading, sha: str) -> Read:
     """The pairs of a file: as the user says, as a run of this file read it, or else as the file looks."""
     if not isinstance(reading, Recorded):
-        return read_pairs(content, data, suffix, kind, *_chosen(kind, reading))
+        return read_pairs(content, data, suffix, kind, *_stated(kind, reading))
     if reading.hash == sha:
-        form, chosen = _chosen(kind, reading.reading)
-        return read_pairs(content, data, suffix, kind, form if reading.reading else FORMER, chosen)
+        form, named_columns = _stated(kind, reading.reading)
+        return read_pairs(content, data, suffix, kind, form if reading.reading else FORMER, named_columns)
     try:  # another file, of the same columns or of others
-        return read_pairs(content, data, suffix, kind, ANY, _chosen(kind, reading.reading)[1])
+        return read_pairs(content, data, suffix, kind, ANY, _stated(kind, reading.reading)[1])
     except UserError:
         return read_pairs(content, data, suffix, kind)
 
 
-def _chosen(kind: Kind, reading: Mapping[str, Any]) -> tuple[Format, Chosen]:
+def _stated(kind: Kind, reading: Mapping[str, Any]) -> tuple[Format, NamedColumns]:
     columns = (reading.get(f"{name}_column") for name in (kind.first, kind.second))
-    return Format(reading.get("delimiter"), reading.get("header")), Chosen(*columns)
+    return Format(reading.get("delimiter"), reading.get("header")), NamedColumns(*columns)
 
 
 def _from_parquet(path: Path, data: str, kind: Kind, reading: Reading) -> tuple[Read, str]:
     names, cells, sha = read_parquet(path, data)
     settings = reading.reading if isinstance(reading, Recorded) else reading
-    chosen = _chosen(kind, settings)[1]
-    places = find_columns(names, cells, data, kind, chosen)
+    named_columns = _stated(kind, settings)[1]
+    places = find_columns(names, cells, data, kind, named_columns)
     facts = {f"{name}_column": names[i] for name, i in zip((kind.first, kind.second), places, strict=True)}
     rows = []
     for number, row in enumerate(cells, 1):
@@ -227,16 +227,16 @@ def _from_parquet(path: Path, data: str, kind: Kind, reading: Reading) -> tuple[
 
 
 def read_pairs(
-    content: bytes, data: str, suffix: str, kind: Kind, form: Format = ANY, chosen: Chosen = UNNAMED
+    content: bytes, data: str, suffix: str, kind: Kind, form: Format = ANY, named_columns: NamedColumns = UNNAMED
 ) -> Read:
     """The pairs in the content of a file; `data` is its name for errors. A first line of column names is skipped."""
     text = _decoded(content, data)
     if suffix in (".jsonl", ".json", ".ndjson"):
-        return _from_objects(text, data, kind, form, chosen)
+        return _from_objects(text, data, kind, form, named_columns)
     if form == FORMER:
         return Read(_from_tabs(text, data, kind))
     try:
-        table = read_table(text, data, suffix, kind, form, chosen)
+        table = read_table(text, data, suffix, kind, form, named_columns)
     except Ragged:
         if suffix != ".csv" and form == ANY:
             _from_tabs(text, data, kind)  # names the line without a tab
@@ -319,12 +319,12 @@ def _from_tabs(text: str, data: str, kind: Kind) -> list[Pair]:
     return pairs[tuple(lines[0].lower().split("\t")) in kind.names :]
 
 
-def _from_objects(text: str, data: str, kind: Kind, form: Format, chosen: Chosen) -> Read:
+def _from_objects(text: str, data: str, kind: Kind, form: Format, named_columns: NamedColumns) -> Read:
     if form != ANY and form != FORMER:
         raise UserError(f"{data} is JSON: data.delimiter and data.header are for a table")
     lines, keys, facts = _lines(text, data), kind.names, {}
-    if any(chosen):
-        keys = ((chosen.first or kind.first, chosen.second or kind.second),)
+    if any(named_columns):
+        keys = ((named_columns.first or kind.first, named_columns.second or kind.second),)
     elif kind.labelled and (names := label_names(_keys(lines[0]))):
         keys = (names, *kind.names)
     if keys[0] != kind.names[0]:

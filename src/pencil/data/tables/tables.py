@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...config import UserError
-from .columns import Chosen, Kind, find_columns, guess_header
+from .columns import Kind, NamedColumns, find_columns, guess_header
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 
@@ -49,7 +49,7 @@ class Table(NamedTuple):
     columns: tuple[int, int]  # of both texts, or of the text and its label
 
 
-def read_table(text: str, data: str, suffix: str, kind: Kind, stated: Format, chosen: Chosen) -> Table:
+def read_table(text: str, data: str, suffix: str, kind: Kind, stated: Format, named_columns: NamedColumns) -> Table:
     """The rows of a delimited text. `data` is its name in errors; `stated` is what the user says of its format;
     `suffix` tells which delimiter to try first."""
     if stated.delimiter:
@@ -65,27 +65,29 @@ def read_table(text: str, data: str, suffix: str, kind: Kind, stated: Format, ch
     read, faults = [], []
     for form, rows in tables:
         try:
-            read.append(_recognised(form, rows, data, kind, stated.header, chosen))
+            read.append(_recognised(form, rows, data, kind, stated.header, named_columns))
         except UserError as fault:
             faults.append(fault)
     if not read:
         raise faults[0]
     # columns that the user named may be those of one delimiter only
-    if len(read) > 1 or (faults and not any(chosen)):
+    if len(read) > 1 or (faults and not any(named_columns)):
         names = [str(form.delimiter) for form, _ in tables]
         both = " and ".join(f"by its {name}s" for name in names)
         raise UserError(f"{data} can be read {both}: say which with --data.delimiter {names[0]}")
     return read[0]
 
 
-def _recognised(form: Format, rows: list[Row], data: str, kind: Kind, header: bool | None, chosen: Chosen) -> Table:
+def _recognised(
+    form: Format, rows: list[Row], data: str, kind: Kind, header: bool | None, named_columns: NamedColumns
+) -> Table:
     cells = [row.cells for row in rows]
     if header is None:
-        header = guess_header(cells, data, kind, chosen)
+        header = guess_header(cells, data, kind, named_columns)
     names = [name.strip() for name in cells[0]] if header else []
     if not cells[header:]:
         raise UserError(f"{data} has a header and nothing below it; write one {kind.first} a line")
-    columns = find_columns(names, cells[header:], data, kind, chosen)
+    columns = find_columns(names, cells[header:], data, kind, named_columns)
     return Table(Format(form.delimiter, header, form.quoted), names, rows[header:], columns)
 
 
@@ -117,8 +119,10 @@ def _rows(text: str, delimiter: str, quoted: bool) -> list[Row] | None:
         finally:
             csv.field_size_limit(limit)
     else:
-        lines = (one.removesuffix("\r") for one in text.split("\n"))
-        rows = [Row(number, one.split(delimiter) if one else []) for number, one in enumerate(lines, 1)]
+        lines = (whole_line.removesuffix("\r") for whole_line in text.split("\n"))
+        rows = [
+            Row(number, whole_line.split(delimiter) if whole_line else []) for number, whole_line in enumerate(lines, 1)
+        ]
     while rows and not rows[-1].cells:
         rows.pop()
     return rows

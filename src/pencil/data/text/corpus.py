@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...config import UserError, expand_path, first_line, nearest, package, refused
+from ...config import UserError, expand_path, first_line, nearest, package, refuse, refused
 from ...console import note
 from ...files import check_inside, check_links, check_regular, open_aside, read_json
 from ..builtin import TEXTS
@@ -176,10 +176,13 @@ def find(data: str, column: str | None = None, plain: bool = False) -> Corpus:
     `column` is the one of the text in files of records; unset, it is recognised. With `plain` every file is a plain
     text, as before Pencil read records.
     """
-    if not data:
-        raise UserError("--data is empty; give a file, a folder, - or an embedded text")
-    if column is not None and (data in TEXTS or data == "-"):
-        raise UserError(f"data.text_column is for .jsonl and Parquet files, and {data} is a plain text: leave it out")
+    refuse(
+        (not data, "--data is empty; give a file, a folder, - or an embedded text"),
+        (
+            column is not None and (data in TEXTS or data == "-"),
+            f"data.text_column is for .jsonl and Parquet files, and {data} is a plain text: leave it out",
+        ),
+    )
     if data in TEXTS:
         text = TEXTS[data]()
         return Corpus(data, text=text, hash=hashlib.sha256(text.encode()).hexdigest())
@@ -197,7 +200,7 @@ def find(data: str, column: str | None = None, plain: bool = False) -> Corpus:
     if path.is_file():
         corpus = Corpus(path.stem.partition(".jsonl")[0])
         _add(corpus, path, plain, refuse=True)
-        return _finished(corpus, data, column, plain, one=True)
+        return _finished(corpus, data, column, plain, single=True)
     if path.is_dir():
         corpus = Corpus(path.resolve().name or "root")
         _add_folder(corpus, path, plain)
@@ -252,13 +255,13 @@ def _add_folder(corpus: Corpus, folder: Path, plain: bool) -> None:
                 _add(corpus, Path(root) / name, plain)
 
 
-def _finished(corpus: Corpus, data: str, column: str | None, plain: bool, one: bool = False) -> Corpus:
+def _finished(corpus: Corpus, data: str, column: str | None, plain: bool, single: bool = False) -> Corpus:
     """The corpus with its hash, and with the column of its records."""
     if not corpus.files:
         named = f"; skipped {corpus.skipped[0][0].name}: {corpus.skipped[0][1]}" if corpus.skipped else ""
         raise UserError(f"{data} holds no text file{named}")
     corpus.column = None if plain else _column(corpus, data, column)
-    if one and corpus.column is None:
+    if single and corpus.column is None:
         corpus.hash = corpus.hashes[0]
         return corpus
     sha = hashlib.sha256(b"" if corpus.column is None else f"records {corpus.column}\n".encode())

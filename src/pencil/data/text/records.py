@@ -32,7 +32,7 @@ WHOLE = Part()
 
 def kind_of(path: Path) -> str | None:
     """The kind of records by the ending of the name: "lines", "packed" or "parquet"; None for anything else."""
-    suffixes = [one.lower() for one in path.suffixes[-2:]]
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
     if suffixes[-1:] == [".parquet"]:
         return "parquet"
     if suffixes and suffixes[-1] in JSON_LINES:

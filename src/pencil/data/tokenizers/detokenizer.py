@@ -1,13 +1,14 @@
 """Text from tokens as they come: only what no later token changes, and at the end the same as decoding all at once."""
 
 from collections.abc import Sequence
-from typing import Any
+
+from .special_tokens import Tokenizer
 
 
 class Detokenizer:
     """The text of tokens that come one by one, after those of a prompt."""
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()):
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):
         self.tokenizer = tokenizer
         self.before: list[int] = []  # the tokens before those that wait, where their text decides the text that follows
         for token in reversed(prompt if tokenizer.joined else ()):
@@ -23,10 +24,8 @@ class Detokenizer:
     def add(self, token: int) -> str:
         """The new text."""
         self.waiting.append(token)
-        visible = [one for one in self.waiting if not self.tokenizer.hidden(one)]
-        if not visible:
-            return ""
-        if self.tokenizer.pending(visible[-1]):
+        visible = [i for i in self.waiting if not self.tokenizer.hidden(i)]
+        if not visible or self.tokenizer.pending(visible[-1]):
             return ""
         text = self._waiting_text()
         # an incomplete character at the end decodes to U+FFFD: hold it back until its remaining bytes come

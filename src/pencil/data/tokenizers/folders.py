@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...config import UserError
+from ...config import UserError, refuse
 from ...files import check_inside, parse_json, read_bytes, read_text
 from .files import INSIDE, check_tokenizer, stage_parts
 from .library import END, LibraryTokenizer, guarded, load_inner
@@ -301,10 +301,11 @@ def _marian(folder: Path, files: Files) -> SentencePieceTokenizer:
     )
     ids = parse_json(read_text(folder / "vocab.json"), str(folder / "vocab.json"))
     for path, pieces in ((folder / "source.spm", source), (folder / "target.spm", target)):
-        if pieces.of_kind(BYTE):
-            raise UserError(f"{path} falls back to bytes, which is not supported for two vocabularies")
-        if pieces.pieces[pieces.unknown][0] not in ids:
-            raise UserError(f"{folder / 'vocab.json'} has no {pieces.pieces[pieces.unknown][0]!r}, for unknown text")
+        unknown = pieces.pieces[pieces.unknown][0]
+        refuse(
+            (pieces.of_kind(BYTE), f"{path} falls back to bytes, which is not supported for two vocabularies"),
+            (unknown not in ids, f"{folder / 'vocab.json'} has no {unknown!r}, for unknown text"),
+        )
     special = [
         token_text(settings.get(name)) or usual
         for name, usual in (("eos_token", "</s>"), ("pad_token", "<pad>"), ("unk_token", "<unk>"))

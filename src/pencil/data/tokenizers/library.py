@@ -148,7 +148,7 @@ class LibraryTokenizer(Tokenizer):
         return self._with_special(text, pair).type_ids
 
     def _with_special(self, text: str, pair: str | None) -> Any:
-        wanted, texts = self.special is not None, [utf8(one) for one in (text, pair) if one is not None]
+        wanted, texts = self.special is not None, [utf8(part) for part in (text, pair) if part is not None]
         return guarded(lambda: self.inner.encode(*texts, add_special_tokens=wanted), "the text cannot be encoded")
 
     def decode(self, ids: Sequence[int]) -> str:

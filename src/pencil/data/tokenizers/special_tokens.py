@@ -52,9 +52,9 @@ class SpecialTokens:
                 continue
             several = name in ("end", "never")
             ids = value if several and isinstance(value, list | tuple) else [value]
-            for one in ids:
-                if type(one) is not int or not 0 <= one < vocab:
-                    raise UserError(f"{where}: tokens.{name} {one!r} is not an id of the tokenizer's {vocab:,}")
+            for i in ids:
+                if type(i) is not int or not 0 <= i < vocab:
+                    raise UserError(f"{where}: tokens.{name} {i!r} is not an id of the tokenizer's {vocab:,}")
             tokens[name] = tuple(ids) if several else ids[0]
         return SpecialTokens(**tokens)
 

@@ -214,7 +214,7 @@ def heads(rows: Any) -> Tensor:
 def blanks(labels: Sequence[str], values: Any, decimals: int, roundings: Sequence[Any] = ()) -> tuple[Blank, ...]:
     """A blank for each value; `roundings` are the values again, with earlier steps rounded."""
     exact = np.ravel(np.asarray(values, dtype=float))
-    others = [np.ravel(np.asarray(one, dtype=float)) for one in roundings]
+    others = [np.ravel(np.asarray(values_again, dtype=float)) for values_again in roundings]
     answers = []
     for i, (label, value) in enumerate(zip(labels, exact.tolist(), strict=True)):
         blank = Blank(label, value, decimals)

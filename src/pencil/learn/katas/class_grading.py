@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...config import UserError
+from ...config import UserError, refuse
+from ...console import consecutive
 from .exercise import Mistake, Question
 from .grader import choices, grade, parts, understood
 from .sheets import Sheet, again
 
 COLUMNS = ("student", "sheet", "question", "answer")
-BYTES = 10_000_000
-STUDENTS = 1000
-LONGEST = 40  # characters of a cell that a message repeats
+MOST_BYTES = 10_000_000  # of a file
+MOST_STUDENTS = 1000
+LONGEST_CHARACTERS = 40  # of a cell that a message repeats
 LISTED = 20  # bad lines that a message names
 FORMULA = re.compile(r"[=+@\t-]")  # what a spreadsheet takes for the beginning of a formula
 NUMBERS = re.compile(r"[-+−\d.,;/%\se]*", re.I)
@@ -55,8 +56,8 @@ class Problems:
         """Raise one error that names every bad line, if there is any."""
         if not self.lines:
             return
-        found = sorted(self.lines.items(), key=lambda one: one[1])
-        named = [f"line{'s' if len(lines) > 1 else ''} {runs(lines)}: {what}" for what, lines in found]
+        by_line = sorted(self.lines.items(), key=lambda item: item[1])
+        named = [f"line{'s' if len(lines) > 1 else ''} {runs(lines)}: {what}" for what, lines in by_line]
         if len(named) == 1:
             raise UserError(f"{self.path}, {named[0]}")
         more = [f"and {len(named) - LISTED} more"] if len(named) > LISTED else []
@@ -66,13 +67,7 @@ class Problems:
 
 def runs(numbers: Iterable[int]) -> str:
     """Numbers in order, consecutive ones as a range: 2, 6–12."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in found)
+    return ", ".join(consecutive(numbers))
 
 
 # ---- writing
@@ -106,17 +101,19 @@ def _inert(cell: object) -> object:
 
 def students(path: Path) -> list[str]:
     """The names in a text file, one a line."""
-    problems, found = Problems(path), {}
+    problems, line_of = Problems(path), {}
     for line, name in enumerate(_decoded(_content(path), path).splitlines(), 1):
         name = _clean(name)
-        if name in found:
-            problems.add(line, f"{name[:LONGEST]} is already on line {found[name]}; students need different names")
+        if name in line_of:
+            problems.add(
+                line, f"{name[:LONGEST_CHARACTERS]} is already on line {line_of[name]}; students need different names"
+            )
         elif name:
-            found[name] = line
+            line_of[name] = line
     problems.refuse()
-    if not 0 < len(found) <= STUDENTS:
-        raise UserError(f"{path} has {len(found):,} names; a class has 1 to {STUDENTS:,}, one a line")
-    return list(found)
+    if not 0 < len(line_of) <= MOST_STUDENTS:
+        raise UserError(f"{path} has {len(line_of):,} names; a class has 1 to {MOST_STUDENTS:,}, one a line")
+    return list(line_of)
 
 
 def read(path: Path) -> tuple[list[Row], Problems]:
@@ -146,16 +143,15 @@ def read(path: Path) -> tuple[list[Row], Problems]:
 
 
 def _content(path: Path) -> bytes:
-    if path.is_dir():
-        raise UserError(f"{path} is a folder, not a file")
-    if not path.exists():
-        raise UserError(f"there is no file {path}")
-    if not path.is_file():
-        raise UserError(f"{path} is not a plain file")
+    refuse(
+        (path.is_dir(), f"{path} is a folder, not a file"),
+        (not path.exists(), f"there is no file {path}"),
+        (not path.is_file(), f"{path} is not a plain file"),
+    )
     with path.open("rb") as file:
-        content = file.read(BYTES + 1)
-    if len(content) > BYTES:
-        raise UserError(f"{path} is larger than the {BYTES:,} bytes that a class may have")
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{path} is larger than the {MOST_BYTES:,} bytes that a class may have")
     return content
 
 
@@ -209,10 +205,10 @@ def _columns(head: Sequence[str], path: Path) -> dict[str, int]:
 
 def _cells(cells: Sequence[str], places: dict[str, int], above: tuple[str, str]) -> Iterator[str]:
     """Student, sheet, question and answer of a line; a student or a sheet that is left empty is the one above."""
-    student, sheet, number, given = (cells[i] if (i := places[name]) < len(cells) else "" for name in COLUMNS)
+    student, sheet, number, answer = (cells[i] if (i := places[name]) < len(cells) else "" for name in COLUMNS)
     if places["answer"] == max(places.values()):
-        given = " ".join((given, *cells[places["answer"] + 1 :]))  # numbers typed into separate cells
-    yield from (student or above[0], (sheet or above[1]).lower(), number, given.strip())
+        answer = " ".join((answer, *cells[places["answer"] + 1 :]))  # numbers typed into separate cells
+    yield from (student or above[0], (sheet or above[1]).lower(), number, answer.strip())
 
 
 def _wrong(student: str, sheet: str, number: str) -> str:
@@ -222,7 +218,7 @@ def _wrong(student: str, sheet: str, number: str) -> str:
             return f"the {name} is missing"
     # spreadsheets may write 3 as 3.0, and people as 3.
     fine = re.fullmatch(r"\d{1,6}([.,]0*)?", number)
-    return "" if fine else f"{number[:LONGEST]} is not the number of a question"
+    return "" if fine else f"{number[:LONGEST_CHARACTERS]} is not the number of a question"
 
 
 GRADED = (*COLUMNS, "exercise", "boxes right", "boxes", "solved", "mistake", "hint", "should be")
@@ -264,8 +260,8 @@ def mark(rows: Iterable[Row], problems: Problems) -> list[Marked]:
         if isinstance(sheet, str):
             problems.add(row.line, sheet)
         elif not 1 <= row.number <= len(sheet.questions):
-            known = f"{row.sheet} has 1 to {len(sheet.questions)}"
-            problems.add(row.line, f"there is no question {row.number}: {known}")
+            has = f"{row.sheet} has 1 to {len(sheet.questions)}"
+            problems.add(row.line, f"there is no question {row.number}: {has}")
         else:
             marked.append(_mark(row, sheet.questions[row.number - 1]))
     return marked
@@ -281,19 +277,19 @@ def _sheet(code: str) -> Sheet | str:
 
 def _mark(row: Row, question: Question) -> Marked:
     blanks = question.blanks
-    found = parts(row.answer, blanks)
-    if len(found) > len(blanks):
+    answers = parts(row.answer, blanks)
+    if len(answers) > len(blanks):
         boxes = "1 box" if len(blanks) == 1 else f"{len(blanks)} boxes"
-        return Marked(row, question, 0, False, None, f"{len(found)} answers for {boxes}")
-    graded = grade(question, found)
+        return Marked(row, question, 0, False, None, f"{len(answers)} answers for {boxes}")
+    graded = grade(question, answers)
     words = choices(question)
-    unread = [part for part, blank in zip(found, blanks, strict=False) if not understood(part, blank, words)]
-    if not found:
+    unread = [part for part, blank in zip(answers, blanks, strict=False) if not understood(part, blank, words)]
+    if not answers:
         note = NOTHING
     elif unread:
-        note = f"{unread[0][:LONGEST]} cannot be read"
-    elif len(found) < len(blanks):
-        note = f"{len(found)} of {len(blanks)} boxes filled"
+        note = f"{unread[0][:LONGEST_CHARACTERS]} cannot be read"
+    elif len(answers) < len(blanks):
+        note = f"{len(answers)} of {len(blanks)} boxes filled"
     else:
         note = "" if graded.solved else "not a known mistake"
     return Marked(row, question, sum(graded.right), graded.solved, graded.hint, note)
@@ -314,16 +310,16 @@ class Student:
 def by_student(marked: Iterable[Marked]) -> list[Student]:
     """Students in the order of the file; a question without a line counts as not answered."""
     groups: dict[tuple[str, str], list[Marked]] = {}
-    for one in marked:
-        groups.setdefault((one.row.student, one.row.sheet), []).append(one)
-    found = []
+    for answer in marked:
+        groups.setdefault((answer.row.student, answer.row.sheet), []).append(answer)
+    results = []
     for (name, code), own in groups.items():
-        wrong = tuple(one for one in own if not one.solved and one.summary != NOTHING)
-        answered = {one.row.number for one in own if one.summary != NOTHING}
+        wrong = tuple(answer for answer in own if not answer.solved and answer.summary != NOTHING)
+        answered = {answer.row.number for answer in own if answer.summary != NOTHING}
         total = int(code.split("-")[-3])
         missing = tuple(i for i in range(1, total + 1) if i not in answered)
-        found.append(Student(name, code, len(answered) - len(wrong), total, wrong, missing))
-    return found
+        results.append(Student(name, code, len(answered) - len(wrong), total, wrong, missing))
+    return results
 
 
 @dataclass(frozen=True)
@@ -341,15 +337,15 @@ class Total:
 def by_name(marked: Iterable[Marked]) -> list[Total]:
     """The total of each student, in the order of the file; a question without a line counts as not answered."""
     groups: dict[str, list[Marked]] = {}
-    for one in marked:
-        groups.setdefault(one.row.student, []).append(one)
-    found = []
+    for answer in marked:
+        groups.setdefault(answer.row.student, []).append(answer)
+    sums = []
     for name, own in groups.items():
-        asked = [question for code in {one.row.sheet for one in own} for question in again(code).questions]
-        sheets, boxes = len({one.row.sheet for one in own}), sum(len(question.blanks) for question in asked)
-        solved, right = sum(one.solved for one in own), sum(one.right for one in own)
-        found.append(Total(name, sheets, solved, len(asked), right, boxes))
-    return found
+        questions = [question for code in {answer.row.sheet for answer in own} for question in again(code).questions]
+        sheets, boxes = len({answer.row.sheet for answer in own}), sum(len(question.blanks) for question in questions)
+        solved, right = sum(answer.solved for answer in own), sum(answer.right for answer in own)
+        sums.append(Total(name, sheets, solved, len(questions), right, boxes))
+    return sums
 
 
 def totals(marked: Iterable[Marked]) -> str:
@@ -381,19 +377,19 @@ def by_question(marked: Iterable[Marked]) -> list[QuestionSummary]:
     A student who answered one question of a sheet counts for all of them.
     """
     sheets: dict[str, dict[int, list[Marked]]] = {}
-    for one in marked:
-        sheets.setdefault(one.row.sheet, {}).setdefault(one.row.number, []).append(one)
-    found = []
+    for answer in marked:
+        sheets.setdefault(answer.row.sheet, {}).setdefault(answer.row.number, []).append(answer)
+    summaries = []
     for code, answers in sorted(sheets.items()):
-        total = len({one.row.student for own in answers.values() for one in own})
+        total = len({answer.row.student for own in answers.values() for answer in own})
         for number, question in enumerate(again(code).questions, 1):
             own = answers.get(number, [])
-            made = Counter(one.summary for one in own if not one.solved)
+            made = Counter(answer.summary for answer in own if not answer.solved)
             made += Counter({NOTHING: total - len(own)})
-            hints = {one.mistake.name: one.mistake.hint for one in own if one.mistake}
-            solved = sum(one.solved for one in own)
-            found.append(QuestionSummary(code, number, question, solved, total, tuple(made.most_common()), hints))
-    return found
+            hints = {answer.mistake.name: answer.mistake.hint for answer in own if answer.mistake}
+            solved = sum(answer.solved for answer in own)
+            summaries.append(QuestionSummary(code, number, question, solved, total, tuple(made.most_common()), hints))
+    return summaries
 
 
 def commonest(marked: Iterable[Marked]) -> list[tuple[str, int]]:
@@ -401,7 +397,7 @@ def commonest(marked: Iterable[Marked]) -> list[tuple[str, int]]:
 
     A mistake without values, such as too few decimals, belongs to no exercise and is the same in all.
     """
-    made = [(one.mistake, one.question.kata) for one in marked if one.mistake]
+    made = [(answer.mistake, answer.question.kata) for answer in marked if answer.mistake]
     where: dict[str, set[str]] = {}
     hints: dict[str, set[str]] = {}
     for mistake, kata in made:
@@ -415,18 +411,18 @@ def graded(marked: Iterable[Marked]) -> str:
     """Every answer with its marks, as CSV."""
     rows = (
         (
-            one.row.student,
-            one.row.sheet,
-            one.row.number,
-            one.row.answer,
-            one.question.kata,
-            one.right,
-            len(one.question.blanks),
-            "yes" if one.solved else "no",
-            one.summary,
-            one.mistake.hint if one.mistake else "",
-            " ".join(blank.written for blank in one.question.blanks),
+            answer.row.student,
+            answer.row.sheet,
+            answer.row.number,
+            answer.row.answer,
+            answer.question.kata,
+            answer.right,
+            len(answer.question.blanks),
+            "yes" if answer.solved else "no",
+            answer.summary,
+            answer.mistake.hint if answer.mistake else "",
+            " ".join(blank.written for blank in answer.question.blanks),
         )
-        for one in marked
+        for answer in marked
     )
     return as_csv(GRADED, rows)

@@ -41,14 +41,14 @@ def _precision(decimals: int) -> str:
 def choices(question: Question) -> list[str]:
     """The possible answers of blanks that are words; none if only the right one is known."""
     answers = [[blank.value for blank in question.blanks], *(mistake.values for mistake in question.mistakes)]
-    known = {
+    words = {
         word
         for values in answers
         for blank, word in zip(question.blanks, values, strict=False)
         if blank.words and isinstance(word, str)
     }
-    known |= VERDICTS if known & VERDICTS else set()
-    return sorted(known) if len(known) > 1 else []
+    words |= VERDICTS if words & VERDICTS else set()
+    return sorted(words) if len(words) > 1 else []
 
 
 def understood(answer: str, blank: Blank, words: Sequence[str]) -> bool:
@@ -70,11 +70,11 @@ def parts(line: str, blanks: Sequence[Blank]) -> list[str]:
         return [line.strip()]
     loose = [part.strip(",") for part in re.split(r"[\s;]+", re.sub(r"[\[\](){}]", " ", line))]
     whole = all(blank.decimals == 0 for blank in blanks)
-    found = []
+    answers = []
     for part in loose:
         split = whole or "." in part or part.count(",") > 1
-        found += part.split(",") if split and not THOUSANDS.fullmatch(part) else [part]
-    return [part for part in found if part]
+        answers += part.split(",") if split and not THOUSANDS.fullmatch(part) else [part]
+    return [part for part in answers if part]
 
 
 LONGEST = 60  # characters of an answer
@@ -102,8 +102,8 @@ def grade(question: Question, answers: Sequence[str]) -> Graded:
         raise UserError(f"{len(answers)} answers were given to {question.kata}, which has {len(blanks)} blanks")
     answers = [*answers, *[""] * (len(blanks) - len(answers))]
     values = [read(text, blank) for text, blank in zip(answers, blanks, strict=True)]
-    unread = tuple(i for i, one in enumerate(values) if one is None)
-    right = tuple(one is not None and accepts(blank, one) for one, blank in zip(values, blanks, strict=True))
+    unread = tuple(i for i, value in enumerate(values) if value is None)
+    right = tuple(value is not None and accepts(blank, value) for value, blank in zip(values, blanks, strict=True))
     hint = _coarse(question, answers, values, right) or _explained(question, values, right)
     return Graded(right, all(right), hint, unread)
 
@@ -172,11 +172,11 @@ def _coarse(
     """The mistake that every wrong answer is right but has too few decimals."""
     wrong = [i for i, fine in enumerate(right) if not fine]
     for i in wrong:
-        blank, one = question.blanks[i], values[i]
-        if isinstance(one, str) or one is None or isinstance(blank.value, str) or not math.isfinite(one):
+        blank, value = question.blanks[i], values[i]
+        if isinstance(value, str) or value is None or isinstance(blank.value, str) or not math.isfinite(value):
             return None
         digits = len(re.sub(r".*[.,]|\D", "", answers[i])) if re.search(r"\d[.,]\d", answers[i]) else 0
-        if not 0 < digits < blank.decimals or not _roundings(one, digits) & _roundings(blank.value, digits):
+        if not 0 < digits < blank.decimals or not _roundings(value, digits) & _roundings(blank.value, digits):
             return None
     if not wrong:
         return None
@@ -190,13 +190,13 @@ def _explained(question: Question, values: list[Value | None], right: Sequence[b
 
     An answer that fits in part, or that fits two mistakes, is not explained: a wrong name misleads more than none.
     """
-    given = [one for one in values if one is not None]
-    if all(right) or len(given) < len(values):
+    read_values = [value for value in values if value is not None]
+    if all(right) or len(read_values) < len(values):
         return None
     for fits in (_leads_to, _nearly_leads_to):
-        found = [mistake for mistake in question.mistakes if fits(question, mistake, given)]
-        if found:
-            return found[0] if len(found) == 1 else None
+        explaining = [mistake for mistake in question.mistakes if fits(question, mistake, read_values)]
+        if explaining:
+            return explaining[0] if len(explaining) == 1 else None
     return None
 
 
@@ -207,8 +207,9 @@ def _leads_to(question: Question, mistake: Mistake, values: Sequence[Value]) -> 
 def _nearly_leads_to(question: Question, mistake: Mistake, values: Sequence[Value]) -> bool:
     """The same up to the last digit; but where the mistake changes the answer, a right one does not fit it."""
     return all(
-        same(blank, one, value) or (nearly(blank, one, value) and (accepts(blank, value) or not accepts(blank, one)))
-        for blank, one, value in zip(question.blanks, values, mistake.values, strict=True)
+        same(blank, answer, value)
+        or (nearly(blank, answer, value) and (accepts(blank, value) or not accepts(blank, answer)))
+        for blank, answer, value in zip(question.blanks, values, mistake.values, strict=True)
     )
 
 

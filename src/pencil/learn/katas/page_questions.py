@@ -94,7 +94,7 @@ def grid(
 ) -> tuple[Blank, ...]:
     """A blank for each cell of a table; `also` are its values with earlier steps rounded."""
     labels = [f"{row}, {column}" for row in down for column in across]
-    return blanks(labels, values, decimals, [np.asarray(one) for one in also])
+    return blanks(labels, values, decimals, [np.asarray(rounded) for rounded in also])
 
 
 def table(name: str, values: Any, down: Sequence[str] | None = None, across: Sequence[str] | None = None) -> Table:
@@ -457,7 +457,7 @@ def wavelength(seed: int | None) -> Question:
 
 def reordered(seed: int | None) -> Question:
     """Attention without positions: reordered inputs give reordered outputs."""
-    order = [2, 0, 1] if seed is None else [int(one) for one in drawn("order", seed).distinct(3, 0, 2)]
+    order = [2, 0, 1] if seed is None else [int(place) for place in drawn("order", seed).distinct(3, 0, 2)]
     order = [1, 2, 0] if order == [0, 1, 2] else order
     made = Attention(4, 1, bias=False).double()
     x = tensor([[1, 0, 2, -1], [0, 1, 1, 0], [2, -1, 0, 1]])[None]
@@ -474,7 +474,7 @@ def reordered(seed: int | None) -> Question:
         f"Attention without positions and without a mask gives these outputs for the tokens A, B, C. Write its outputs "
         f"for the order {', '.join(names[i] for i in order)}, row by row.",
         grid([f"row {i + 1}" for i in range(3)], [f"y{i + 1}" for i in range(4)], moved, 2),
-        lambda: [f"row {i + 1} is that of {names[one]}" for i, one in enumerate(order)],
+        lambda: [f"row {i + 1} is that of {names[place]}" for i, place in enumerate(order)],
         [table("outputs", out.round(2), names)],
         [(f"row {i + 1}", 4) for i in range(3)],
     )
@@ -534,7 +534,7 @@ def both_sizes(seed: int | None) -> dict[str, int]:
 
 def _fresh(name: str, seed: int, like: dict[str, int]) -> dict[str, int]:
     d = drawn(name, seed)
-    batch, length, vocab = (int(one) for one in d.distinct(3, 2, 13))
+    batch, length, vocab = (int(size) for size in d.distinct(3, 2, 13))
     width = 2 * d.whole(7, 12)
     return dict(zip(like, (batch, length, vocab, width, 4 * width), strict=True))
 
@@ -602,6 +602,6 @@ def shapes(seed: int | None, names: Sequence[tuple[str, str]], picture: bool = F
         "Every axis of each, in the order of the notation.",
         answers,
         lambda: [f"{symbol}: {' × '.join(map(str, shape))}" for symbol, shape in pairs],
-        [table("sizes", list(sizes.values()), None, [letters.get(one, one) for one in sizes])],
+        [table("sizes", list(sizes.values()), None, [letters.get(name, name) for name in sizes])],
         [(symbol, len(shape)) for symbol, shape in pairs],
     )

@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...config import UserError
+from ...config import UserError, refuse
 from . import KATAS, PAGES
 from . import page as document_page
 from .exercise import Kata, Question
 
-MOST = 100  # exercises on one sheet
+MOST_EXERCISES = 100  # on one sheet
 SEEDS = 10_000  # of one exercise
-LARGEST = 1_000_000  # seeds of sheets are below this, which keeps codes short
+SHEET_SEEDS = 1_000_000  # of sheets: few, which keeps codes short
 EVERYTHING = "all"
 AND = "+"  # between the exercises in a code
 FRESH = ".new"  # in the code of a document's page: its numbers are not the document's
@@ -48,8 +48,8 @@ def slug(words: str) -> str:
 
 def topic(words: str) -> str:
     """The topic with this name; its beginning is enough."""
-    alike = [known for known in topics() if slug(words) and slug(known).startswith(slug(words))]
-    exact = [known for known in alike if slug(known) == slug(words)]
+    alike = [name for name in topics() if slug(words) and slug(name).startswith(slug(words))]
+    exact = [name for name in alike if slug(name) == slug(words)]
     if len(exact or alike) != 1:
         raise UserError(f"there is no topic {words}; known: {', '.join(topics())}")
     return (exact or alike)[0]
@@ -70,19 +70,19 @@ def _pool(what: str) -> list[Kata]:
 
 def make(what: str, count: int, seed: int) -> Sheet:
     """A sheet of `count` exercises of a scope."""
-    if not 1 <= count <= MOST:
-        raise UserError(f"a sheet has between 1 and {MOST} exercises, not {count}")
-    if not 0 <= seed < LARGEST:
-        raise UserError(f"a sheet's seed is between 0 and {LARGEST - 1:,}, not {seed}")
-    chosen = _chosen(_pool(what), count, seed)
-    questions = tuple(kata.make(_number(seed, i, kata.name) % SEEDS) for i, kata in enumerate(chosen))
+    refuse(
+        (not 1 <= count <= MOST_EXERCISES, f"a sheet has between 1 and {MOST_EXERCISES} exercises, not {count}"),
+        (not 0 <= seed < SHEET_SEEDS, f"a sheet's seed is between 0 and {SHEET_SEEDS - 1:,}, not {seed}"),
+    )
+    katas = _in_turn(_pool(what), count, seed)
+    questions = tuple(kata.make(_number(seed, i, kata.name) % SEEDS) for i, kata in enumerate(katas))
     return Sheet(f"{what}-{count}-{seed}-{_check(questions)}", questions)
 
 
 def of_document(name: str, seed: int | None) -> Sheet:
     """The page of a document: with its own numbers, or with the fresh ones of a seed."""
-    if seed is not None and not 0 <= seed < LARGEST:
-        raise UserError(f"a sheet's seed is between 0 and {LARGEST - 1:,}, not {seed}")
+    if seed is not None and not 0 <= seed < SHEET_SEEDS:
+        raise UserError(f"a sheet's seed is between 0 and {SHEET_SEEDS - 1:,}, not {seed}")
     sections = document_page(name, seed)
     questions = tuple(question for section in sections for question in section.questions)
     code = f"{name}-{len(questions)}-0" if seed is None else f"{name}{FRESH}-{len(questions)}-{seed}"
@@ -92,11 +92,11 @@ def of_document(name: str, seed: int | None) -> Sheet:
 
 def again(code: str) -> Sheet:
     """The sheet with this code, in upper or lower case."""
-    found = re.fullmatch(r"(.+)-(\d{1,3})-(\d{1,6})-(\w+)", code.strip().lower())
-    document = found[1].removesuffix(FRESH) if found else ""
-    if not found or not (document in PAGES or _pool(found[1])):
+    parts = re.fullmatch(r"(.+)-(\d{1,3})-(\d{1,6})-(\w+)", code.strip().lower())
+    document = parts[1].removesuffix(FRESH) if parts else ""
+    if not parts or not (document in PAGES or _pool(parts[1])):
         raise UserError(f"{code.strip()[:40]} is not the code of a sheet; one looks like {EVERYTHING}-12-1234-abc")
-    what, count, seed, check = found.groups()
+    what, count, seed, check = parts.groups()
     if document in PAGES:
         sheet = of_document(document, int(seed) if what.endswith(FRESH) else None)
     else:
@@ -106,7 +106,7 @@ def again(code: str) -> Sheet:
     return sheet
 
 
-def _chosen(katas: list[Kata], count: int, seed: int) -> list[Kata]:
+def _in_turn(katas: list[Kata], count: int, seed: int) -> list[Kata]:
     """`count` of them in teaching order; each is used once before any is used twice."""
     shuffled = sorted(katas, key=lambda kata: _number(seed, kata.name))
     drawn = [shuffled[i % len(shuffled)] for i in range(count)]

@@ -62,15 +62,15 @@ def no_swap(folded: Shaped[Tensor, "B C *bands"]) -> Shaped[Tensor, "B C *bands"
 
 def measure_swap(arm: str, seed: int, size: Size) -> Measured:
     """Digits are learned from patches that are squares, or slices of rows; of two sizes."""
-    found: Measured = {}
+    measured: Measured = {}
     for patch in size["patches"]:
         model = digit_vit(seed, size, patch)
         if arm == "slices":
             model.patches.swap = no_swap
         losses = train_digits(model, seed, size)
-        found[f"accuracy at {patch}"] = accuracy(model)
-        found[f"loss at {patch} by step"] = by_step(losses)
-    return found
+        measured[f"accuracy at {patch}"] = accuracy(model)
+        measured[f"loss at {patch} by step"] = by_step(losses)
+    return measured
 
 
 class TokenBatchNorm(nn.Module):
@@ -98,8 +98,8 @@ def batch_dependence(model: nn.Module, rows: int) -> float:
     """The relative change of one image's logits when the others in its batch change, in training mode."""
     images, _ = digit_images()[1]
     model.train()
-    one, other = (model(torch.cat((images[:1], images[i : i + rows - 1])))[0] for i in (1, rows))
-    return float((one - other).norm() / one.norm())
+    first, other = (model(torch.cat((images[:1], images[i : i + rows - 1])))[0] for i in (1, rows))
+    return float((first - other).norm() / first.norm())
 
 
 @torch.no_grad()

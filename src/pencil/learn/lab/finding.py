@@ -95,7 +95,14 @@ def _side(low: float, high: float, wanted: float) -> str:
 def findings(claim: Claim, measured: Mapping[str, Sequence[Mapping]]) -> list[Finding]:
     """The finding of every prediction of a claim; `measured` has each arm's measurements in the order of the seeds."""
     return [
-        find(p, {arm: [one[p.metric] for one in rows] for arm, rows in measured.items() if p.metric in rows[0]})
+        find(
+            p,
+            {
+                arm: [measurement[p.metric] for measurement in rows]
+                for arm, rows in measured.items()
+                if p.metric in rows[0]
+            },
+        )
         for p in claim.predictions
     ]
 

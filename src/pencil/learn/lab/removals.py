@@ -75,14 +75,14 @@ def _as_maker(module: nn.Module) -> Callable[[], Any]:
 
 def gradient_norms(model: Any, loss: Callable[[], Tensor]) -> list[float]:
     """The norm of the loss's gradient at the output of each block, from the first block to the last."""
-    kept: list[Tensor] = []
+    outputs: list[Tensor] = []
 
-    def keep(module: nn.Module, given: Any, out: Tensor) -> None:
+    def keep(module: nn.Module, inputs: Any, out: Tensor) -> None:
         out.retain_grad()
-        kept.append(out)
+        outputs.append(out)
 
     handles = [block.register_forward_hook(keep) for block in model.blocks]
     loss().backward()
     for handle in handles:
         handle.remove()
-    return [float(out.grad.norm()) if out.grad is not None else 0.0 for out in kept]
+    return [float(out.grad.norm()) if out.grad is not None else 0.0 for out in outputs]

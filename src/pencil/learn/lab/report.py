@@ -151,15 +151,15 @@ def write_claim(folder: Path, result: Result, command: str) -> list[Path]:
 def write_all(folder: Path, results: Sequence[Result], command: str, took: str) -> list[Path]:
     """index.html, table.md and results.json of many claims, and a figure of each."""
     facts = environment() | {"command": command, "time": took}
-    held = {"facts": facts, "claims": [as_json(result) for result in results]}
+    content = {"facts": facts, "claims": [as_json(result) for result in results]}
     pngs = {f"{result.claim.name}.png": figure(result) for result in results}
     sections = "".join(_section(result, png) for result, png in zip(results, pngs.values(), strict=True))
     body = f"<h1>What breaks when a part is removed</h1>{_overview(results)}{_facts(facts)}{sections}"
     files = {
         **pngs,
         "index.html": _page("The removal lab", body).encode(),
-        "table.md": table(held).encode(),
-        "results.json": _json(held),
+        "table.md": table(content).encode(),
+        "results.json": _json(content),
     }
     return writing.write_all(folder, files)
 
@@ -168,9 +168,10 @@ def table(results: Mapping[str, Any]) -> str:
     """The Markdown table of a results.json, one line a prediction."""
     lines = ["| claim | what must happen without it | measured | 95 % interval | verdict |", "|---|---|---|---|---|"]
     for claim in results["claims"]:
-        for i, found in enumerate(claim["findings"]):
+        for i, finding in enumerate(claim["findings"]):
             first = f"`{claim['name']}` {claim['title']}" if i == 0 else ""
-            cells = (first, found["symptom"], _middle(found), _interval(found), _emphasised(found["verdict"]))
+            verdict = finding["verdict"] if finding["verdict"] == "shown" else f"**{finding['verdict']}**"
+            cells = (first, finding["symptom"], _middle(finding), _interval(finding), verdict)
             lines.append(f"| {' | '.join(cells)} |")
     facts = results["facts"]
     lines += [
@@ -181,24 +182,20 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _middle(found: Mapping[str, Any]) -> str:
-    means = {arm: number(sum(values) / len(values)) for arm, values in found["values"].items()}
-    arms = [found["more"]] if found["near"] is not None else [found["more"], found["less"]]
-    return f"{found['label']}: " + ", ".join(f"{arm} {means[arm]}" for arm in arms)
+def _middle(finding: Mapping[str, Any]) -> str:
+    means = {arm: number(sum(values) / len(values)) for arm, values in finding["values"].items()}
+    arms = [finding["more"]] if finding["near"] is not None else [finding["more"], finding["less"]]
+    return f"{finding['label']}: " + ", ".join(f"{arm} {means[arm]}" for arm in arms)
 
 
-def _interval(found: Mapping[str, Any]) -> str:
-    sign = "÷" if found["times"] is not None else "−"
-    kind = found["more"] if found["near"] is not None else f"{found['more']} {sign} {found['less']}"
-    return f"{kind}: {number(found['mean'])} ({number(found['low'])} to {number(found['high'])})"
+def _interval(finding: Mapping[str, Any]) -> str:
+    sign = "÷" if finding["times"] is not None else "−"
+    kind = finding["more"] if finding["near"] is not None else f"{finding['more']} {sign} {finding['less']}"
+    return f"{kind}: {number(finding['mean'])} ({number(finding['low'])} to {number(finding['high'])})"
 
 
-def _emphasised(verdict: str) -> str:
-    return verdict if verdict == "shown" else f"**{verdict}**"
-
-
-def _json(held: Mapping[str, Any]) -> bytes:
-    return (json.dumps(held, ensure_ascii=False, indent=1) + "\n").encode()
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def _page(title: str, body: str) -> str:
@@ -223,11 +220,11 @@ def _overview(results: Sequence[Result]) -> str:
     lines = [
         [
             f'<a href="#{escape(result.claim.name)}">{escape(result.claim.title)}</a>' if i == 0 else "",
-            escape(found.prediction.symptom),
-            _mark(found.verdict),
+            escape(finding.prediction.symptom),
+            _mark(finding.verdict),
         ]
         for result in results
-        for i, found in enumerate(result.findings)
+        for i, finding in enumerate(result.findings)
     ]
     return _rows(lines, ("what is removed", "what must happen without it", "verdict"))
 
@@ -244,10 +241,10 @@ def _section(result: Result, png: bytes) -> str:
         "limits": claim.caveat,
     }
     terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items() if text)
-    found = [_found(finding) for finding in result.findings]
+    lines = [_found(finding) for finding in result.findings]
     return (
         f'<h2 id="{escape(claim.name)}">{escape(claim.title)}: {_mark(result.verdict)}</h2><dl>{terms}</dl>'
-        + _rows(found, ("predicted", "measured", "condition", "verdict"))
+        + _rows(lines, ("predicted", "measured", "condition", "verdict"))
         + f'<img alt="{escape(claim.title)}: each seed, arm by arm" src="data:image/png;base64,{picture}">'
         + _seeds(result)
     )
@@ -267,7 +264,9 @@ def _found(finding: Finding) -> list[str]:
 def _seeds(result: Result) -> str:
     """Every measured number, a line for each arm and seed."""
     rows = [row for arm in result.claim.arms for row in result.of(arm)]
-    names = list(dict.fromkeys(name for row in rows for name, value in row.measured.items() if _is_number(value)))
+    names = list(
+        dict.fromkeys(name for row in rows for name, value in row.measured.items() if isinstance(value, (int, float)))
+    )
     lines = [
         [escape(row.arm), str(row.seed)]
         + [number(row.measured[name]) if name in row.measured else "" for name in names]
@@ -275,10 +274,6 @@ def _seeds(result: Result) -> str:
         for row in rows
     ]
     return _rows(lines, ["arm", "seed", *map(escape, names), "seconds"])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
 
 
 def _facts(facts: Mapping[str, str]) -> str:

@@ -63,7 +63,7 @@ class Plan:
     workers: int = field(
         default_factory=lambda: min(WORKERS, os.cpu_count() or 1)
     )  # 0: in this process, one after another
-    kept: Sequence[Row] = ()  # measurements of the same plan from before, which are not made again
+    earlier: Sequence[Row] = ()  # measurements of the same plan from before, which are not made again
 
     @property
     def each_seed(self) -> range:
@@ -71,7 +71,7 @@ class Plan:
 
     def rows_of(self, claim: Claim) -> list[Row]:
         """The measurements of a claim from before."""
-        return [row for row in self.kept if row.claim == claim.name]
+        return [row for row in self.earlier if row.claim == claim.name]
 
     def missing(self, claim: Claim) -> list[tuple[str, int]]:
         """The arms and seeds of a claim still to be measured."""
@@ -229,14 +229,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "verdict": result.verdict,
         "findings": [
             {
-                "symptom": f.prediction.symptom,
-                "metric": f.prediction.metric,
-                "label": f.prediction.label,
-                "more": f.prediction.more,
-                "less": f.prediction.less,
-                "times": f.prediction.times,
-                "by": f.prediction.by,
-                "near": f.prediction.near,
+                **vars(f.prediction),
                 "values": f.values,
                 "mean": f.mean,
                 "low": f.low,

@@ -57,11 +57,11 @@ def train(
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         rate = _rate(step, steps, warmup, decay)
-        for one in optimizers.values():
-            for group in one.param_groups:
+        for optimizer in optimizers.values():
+            for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * rate
-            one.step()
-            one.zero_grad(set_to_none=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
     return losses
 
 

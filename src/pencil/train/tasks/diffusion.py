@@ -18,11 +18,11 @@ from ...console import note
 from ...core.patches import by
 from ...core.probe import Probe
 from ...core.span import Span
+from ...data.builtin import MovingDigits
 from ...data.images import loading as images
 from ...data.images.augment import ImageTransform
 from ...data.images.folders import annotations_in, has_labels
 from ...data.images.image_data import ImageData, with_order
-from ...data.images.moving_digits import MovingDigits
 from ...data.images.shards import annotations_of, find_shards
 from ...data.images.sizes import common_size, patch_for
 from ...data.tokenizers.tokenizer import Tokenizer

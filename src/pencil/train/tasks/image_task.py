@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from ...config import UserError, build
-from ...data.builtin import Scenes
+from ...data.builtin import MovingDigits, Scenes
 from ...data.images import loading as images
 from ...data.images.augment import ImageTransform
 from ...data.images.examples import ArrayExamples, Examples, FileExamples
 from ...data.images.image_data import with_classes, with_order
-from ...data.images.moving_digits import MovingDigits
 from ...data.images.sizes import choose_fit
 from ...data.settings import DataConfig, image_transform
 from ...progress import track

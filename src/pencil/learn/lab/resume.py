@@ -1,4 +1,4 @@
-"""Measurements kept on disk: a command that was interrupted goes on where it was, and takes over no others.
+"""Measurements on disk: a command that was interrupted goes on where it was, and takes over no others.
 
 A folder of results has plan.json, what the measurements in its results.jsonl are of: the command, the sizes, the
 versions and the machine. Only the same plan is continued.

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from conftest import call
-from pencil.learn.lab import claim_of, kept
+from pencil.learn.lab import claim_of, resume
 from pencil.learn.lab import claims_blocks as residual
 from pencil.learn.lab.claim import Claim, Curve, Prediction
 from pencil.learn.lab.claims_attention import measure_scaling
@@ -179,16 +179,16 @@ def test_a_changed_size_is_another_plan(known, tmp_path):
     here, there = (
         Plan([claim], 3) for claim in (known["one"], Claim(**(vars(known["one"]) | {"quick": dict(steps=5)})))
     )
-    kept.take_over(tmp_path, here, "pencil lab one")
-    assert kept.take_over(tmp_path, here, "pencil lab one") == []
+    resume.take_over(tmp_path, here, "pencil lab one")
+    assert resume.take_over(tmp_path, here, "pencil lab one") == []
     with pytest.raises(ValueError, match="measurements of another size"):
-        kept.take_over(tmp_path, there, "pencil lab one")
+        resume.take_over(tmp_path, there, "pencil lab one")
 
 
 def test_two_labs_do_not_write_into_one_folder(known, tmp_path):
     pytest.importorskip("fcntl", reason="no locks on this system")
     (tmp_path / "out").mkdir()
-    with kept.writing(tmp_path / "out"):
+    with resume.writing(tmp_path / "out"):
         assert "out is being written by another process" in call(*WORDS, code=2).stderr
     call(*WORDS)
 
