@@ -20,7 +20,7 @@ from pencil.core.span import Span
 from pencil.data.tokenizers.tokenizer import learn
 from pencil.families import configure, create, family
 from pencil.families.captioner import trace_image
-from pencil.families.trace_labels import grid_labels
+from pencil.families.explore_profile import grid_labels
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
 from pencil.models.captioner import CaptionerConfig, attention_maps

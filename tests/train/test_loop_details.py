@@ -107,7 +107,7 @@ def test_of_weights_that_are_equally_good_the_first_are_kept(tmp_path, notes):
 ])  # fmt: skip
 def test_which_weights_an_interrupted_run_is_used_with(tmp_path, notes, monkeypatch, select, best, step, written):
     made, kept = trainer(tmp_path / "a", notes, **SMALL), []
-    monkeypatch.setattr(type(made.task), "select_best", select)
+    monkeypatch.setattr(made.task, "select_best", select)
     monkeypatch.setattr(made.checkpointer, "write_weights", kept.append)
     made.state.best, made.state.step = best, step
     made.checkpointer.save_interrupted_weights()

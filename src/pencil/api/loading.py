@@ -1,17 +1,19 @@
 """Runs opened for use: settings of older versions read under today's names, and the model with its weights."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..config import UserError, nearest, upgraded
+from ..config import UserError, fitted, nearest, upgraded
+from ..core.layers import evaluating
 from ..device import without_fallback_warnings
 from ..families.family import FAMILIES, Family, family
-from ..families.predictions import predict_loaded
+from ..families.predictions import as_batch
 from ..inference.int8 import to_int8
-from ..models.notebook import model_html
+from ..models.parts import model_html
 from ..runs.files import WEIGHTS, find_run
 from ..runs.run import Loaded, Run
 from ..tensors import check_tensors
@@ -19,6 +21,8 @@ from ..train.settings import RENAMED_FOR_MASKS, TrainConfig
 
 DEEP_BLOCKS = 100  # blocks that are built in no time
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int8")
+# of the options of `pencil sample`: what is predicted from, and files that are written
+NOT_TAKEN = ("prompt", "image", "source", "label", "out", "attention", "json")
 SETTINGS_VERSION = "0.7"  # of the names of settings; a run made before is read under its own
 
 
@@ -98,6 +102,36 @@ def _check_depth(run: Run, config: Any) -> None:
             raise UserError(
                 f"{weights} is of another model: config.toml has model.{name} {depth}, and it has fewer tensors"
             )
+
+
+def predict_loaded(loaded: Loaded, inputs: Any, keywords: Mapping[str, Any]) -> Any:
+    """The result of one input, or a list of them for a list of inputs."""
+    kind, model = family(loaded.run.family), loaded.model
+    if kind.predict is None:
+        raise UserError(f"a {kind.name} has no predictions here: call its model")
+    options = _options(kind.name, kind.sample_options, keywords)
+    batch, single = as_batch(inputs)
+    if loaded.tokenizer is None and getattr(model.config, "vocab", None):
+        raise UserError(f"a {kind.name} reads and writes text: give its tokenizer too, predict(…, tokenizer=…)")
+    with evaluating(model.modules()):
+        results = kind.predict(loaded, batch, options)
+    return results[0] if single else results
+
+
+def _options(name: str, kind: type, keywords: Mapping[str, Any]) -> Any:
+    """The sampling options of a family, checked as those of the command line."""
+    names = [one.name for one in fields(kind) if one.name not in NOT_TAKEN]
+    for word in keywords:
+        if word not in names:
+            takes = nearest(word, names) if names else "it takes none"
+            raise UserError(f"{word} is not an option of a {name}'s predictions; {takes}")
+    values = {word: [value] if word == "stop" and isinstance(value, str) else value for word, value in keywords.items()}
+    lists = {word: values.pop(word) for word in ("stop",) if word in values}
+    options = kind(**fitted(kind, values), **lists)
+    # the input is checked apart: an empty one is refused where it is read
+    inputs = {one: ["-"] for one in ("prompt", "image", "source") if hasattr(options, one)}
+    kind(**{one.name: getattr(options, one.name) for one in fields(kind)} | inputs).check()
+    return options
 
 
 class OpenedRun(Loaded):

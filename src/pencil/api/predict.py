@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ..config import UserError
 from ..families.family import FAMILIES, family
-from ..families.predictions import as_batch, check_texts, predict_loaded
+from ..families.predictions import as_batch, check_texts
 from ..families.reader import settings_of
 from ..runs.run import Loaded
-from .loading import load
+from .loading import load, predict_loaded
 
 
 def predict(

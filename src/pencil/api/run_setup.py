@@ -22,7 +22,7 @@ from ..data.tokenizers.tokenizer import Tokenizer
 from ..device import pick_device
 from ..families.family import Family
 from ..files import memory
-from ..models.output import check_finite
+from ..models.parts import check_finite
 from ..runs.files import DATA_RECORD, ORIGINAL, WEIGHTS
 from ..runs.run import Run, choose_path
 from ..train.frozen import frozen_names

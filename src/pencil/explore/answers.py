@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from ..config import UserError
 from ..core.span import Span
 from ..data.tokenizers.detokenizer import Detokenizer
-from ..families.explore_inputs import data_address
-from ..families.explore_profile import ExploreProfile, Prompt
+from ..families.explore_profile import ExploreProfile, Prompt, data_address
 from ..families.reader import embed_texts, settings_of
 from ..inference.autoencoder import autoencoder_of, has_latents
 from ..inference.diffusion import (

@@ -13,7 +13,7 @@ from ..api.trace import trace as trace_any
 from ..config import UserError
 from ..data.images.decoding import FITTED
 from ..families import family
-from ..families.explore_inputs import data_address
+from ..families.explore_profile import data_address
 from ..families.predictions import input_transform, read_pictures
 from ..runs.run import Loaded
 from ..tracing import html as html_file

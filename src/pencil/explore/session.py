@@ -23,7 +23,7 @@ from ..api.loading import load
 from ..config import UserError
 from ..families import family
 from ..families.predictions import input_transform
-from ..models.output import check_finite
+from ..models.parts import check_finite
 from ..runs.run import Loaded
 from ..tensors import rename
 from ..tracing.contributions import Contributions

@@ -22,8 +22,19 @@ from ..models.parts import normalize
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
 from ..train.tasks.captioning import Captioning
-from .explore_inputs import example_pictures, picture_input, picture_of, text_of
-from .explore_profile import ExploreProfile, Given, Prompt, writing_controls
+from .explore_profile import (
+    ExploreProfile,
+    Given,
+    Prompt,
+    check_context,
+    example_pictures,
+    grid_labels,
+    patch_facts,
+    picture_input,
+    picture_of,
+    text_of,
+    writing_controls,
+)
 from .family import Family
 from .head_inputs import held_out_images, row
 from .options import (
@@ -40,7 +51,6 @@ from .options import (
 )
 from .output import Output, context_full, joined
 from .predictions import Text, grouped, input_transform, picture_tensor, read_pictures
-from .trace_labels import check_context, grid_labels, patch_facts
 
 Row = tuple[int, str, int]  # the number of a picture, how its description begins, which of its samples
 _SCENES = dict(batch=64, steps=2000, weight_decay=0.2)

@@ -30,8 +30,17 @@ from ..train.tasks.diffusion import Diffusion, score_samples
 from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
 from ..weights.dit import DIT
 from ..weights.dit_original import DIT_ORIGINAL
-from .explore_inputs import example_texts, named, text_of
-from .explore_profile import Control, ExploreProfile, Given, Prompt
+from .explore_profile import (
+    Control,
+    ExploreProfile,
+    Given,
+    Prompt,
+    example_texts,
+    grid_labels,
+    named,
+    patch_facts,
+    text_of,
+)
 from .family import Family
 from .options import (
     DATA,
@@ -50,7 +59,6 @@ from .options import (
 )
 from .output import Output
 from .predictions import check_conditions, grouped, to_image
-from .trace_labels import grid_labels, patch_facts
 
 
 def condition(loaded: Loaded, labels: list[str], texts: list[str], count: int = 1) -> tuple[Any, ...]:

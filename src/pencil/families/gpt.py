@@ -23,8 +23,16 @@ from ..weights.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from ..weights.llama_original import LLAMA_ORIGINAL
 from ..weights.nanogpt import NANOGPT
 from ..weights.neox import NEOX
-from .explore_inputs import example_texts, named, text_of
-from .explore_profile import ExploreProfile, Given, Prompt, writing_controls
+from .explore_profile import (
+    ExploreProfile,
+    Given,
+    Prompt,
+    check_context,
+    example_texts,
+    named,
+    text_of,
+    writing_controls,
+)
 from .family import Family
 from .head_inputs import windows
 from .options import (
@@ -40,7 +48,6 @@ from .options import (
 )
 from .output import SEPARATOR, Output, joined
 from .predictions import Text, check_texts, grouped
-from .trace_labels import check_context
 
 _GPT2 = dict(
     optimizer="adamw",

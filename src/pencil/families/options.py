@@ -1,9 +1,9 @@
 """Options of the verbs that only some families take, as small dataclasses; a family's options join several of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from cyclopts import Group, Parameter
 
@@ -33,8 +33,13 @@ def default(value: Any) -> Callable[[Any], str]:
 class NoOptions:
     """A verb without options of its own."""
 
+    REQUIRED: ClassVar[Mapping[str, str]] = {}  # the options that must be given, and the refusals where they are not
+
     def check(self) -> None:
         """Refuse values that cannot be used, before anything is loaded."""
+        for name, refusal in self.REQUIRED.items():
+            if vars(self)[name] in (None, []):
+                raise UserError(refusal)
 
 
 # ---- train
@@ -165,15 +170,11 @@ class Decoding(NoOptions):
 class ImageInput(NoOptions):
     """Images to read."""
 
+    REQUIRED = {"image": "--image is missing: give an image file"}
     image: Annotated[
         list[Path] | None,
         Parameter(group=INPUT, help="An image file, or several of them.", negative=(), consume_multiple=True),
     ] = None
-
-    def check(self) -> None:
-        super().check()
-        if not self.image:
-            raise UserError("--image is missing: give an image file")
 
 
 # ---- trace, why and show
@@ -183,26 +184,18 @@ class ImageInput(NoOptions):
 class TextTraceInput(NoOptions):
     """The text a model reads."""
 
+    REQUIRED = {"given": "--input is missing: give the text the model reads"}
     given: Annotated[
         str | None, Parameter(name="--input", group=INPUT, help="The text the model reads.", allow_leading_hyphen=True)
     ] = None
-
-    def check(self) -> None:
-        super().check()
-        if self.given is None:
-            raise UserError("--input is missing: give the text the model reads")
 
 
 @dataclass(frozen=True)
 class ImageTraceInput(NoOptions):
     """The image a model reads."""
 
+    REQUIRED = {"given": "--input is missing: give the image file the model reads"}
     given: Annotated[str | None, Parameter(name="--input", group=INPUT, help="The image file the model reads.")] = None
-
-    def check(self) -> None:
-        super().check()
-        if self.given is None:
-            raise UserError("--input is missing: give the image file the model reads")
 
 
 def check_count(option: str, value: int | None, most: int) -> None:

@@ -1,7 +1,7 @@
 """What `predict` gives and reads: classes with their probabilities, texts, and pictures from files or memory."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +10,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..config import UserError, build, fitted, nearest
+from ..config import UserError, build
 from ..console import shortened, visible
-from ..core.layers import evaluating
 from ..data.images.augment import ImageTransform, upright
 from ..data.images.decoding import open_image, to_arrays
 from ..data.settings import DataConfig, image_transform
 from ..inference.text_batches import shorten
-from ..models.output import refuse_output
-from ..models.parts import normalize
+from ..models.parts import normalize, refuse_output
 from ..runs.run import Loaded
-from .family import family
 
 TOP_CLASSES = 5  # classes shown
 BATCH = 64  # pictures or texts in one forward pass
-# of the options of `pencil sample`: what is predicted from, and files that are written
-NOT_TAKEN = ("prompt", "image", "source", "label", "out", "attention", "json")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -187,33 +182,3 @@ def check_texts(inputs: Sequence[Any], what: str) -> list[str]:
             kind = "a picture" if is_picture(one) or isinstance(one, Path) else type(one).__name__
             raise UserError(f"{what} is a str, not {'None' if one is None else kind}")
     return list(inputs)
-
-
-def predict_loaded(loaded: Loaded, inputs: Any, keywords: Mapping[str, Any]) -> Any:
-    """The result of one input, or a list of them for a list of inputs."""
-    kind, model = family(loaded.run.family), loaded.model
-    if kind.predict is None:
-        raise UserError(f"a {kind.name} has no predictions here: call its model")
-    options = _options(kind.name, kind.sample_options, keywords)
-    batch, single = as_batch(inputs)
-    if loaded.tokenizer is None and getattr(model.config, "vocab", None):
-        raise UserError(f"a {kind.name} reads and writes text: give its tokenizer too, predict(…, tokenizer=…)")
-    with evaluating(model.modules()):
-        results = kind.predict(loaded, batch, options)
-    return results[0] if single else results
-
-
-def _options(name: str, kind: type, keywords: Mapping[str, Any]) -> Any:
-    """The sampling options of a family, checked as those of the command line."""
-    names = [one.name for one in fields(kind) if one.name not in NOT_TAKEN]
-    for word in keywords:
-        if word not in names:
-            takes = nearest(word, names) if names else "it takes none"
-            raise UserError(f"{word} is not an option of a {name}'s predictions; {takes}")
-    values = {word: [value] if word == "stop" and isinstance(value, str) else value for word, value in keywords.items()}
-    lists = {word: values.pop(word) for word in ("stop",) if word in values}
-    options = kind(**fitted(kind, values), **lists)
-    # the input is checked apart: an empty one is refused where it is read
-    inputs = {one: ["-"] for one in ("prompt", "image", "source") if hasattr(options, one)}
-    kind(**{one.name: getattr(options, one.name) for one in fields(kind)} | inputs).check()
-    return options

@@ -22,7 +22,7 @@ from ..data.tables.pairs import is_table
 from ..files import parse_json, read_text
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
 from ..inference.text_batches import mask_token, pad, shorten, text_ids, token_label, vocabulary_labels
-from ..models.output import refuse_output
+from ..models.parts import refuse_output
 from ..models.reader import PRESETS, Reader, ReaderConfig, first_of, mean_of
 from ..progress import track
 from ..runs.run import Loaded, Run
@@ -33,8 +33,7 @@ from ..train.tasks.masked_language_modeling import MaskedLanguageModeling
 from ..train.tasks.text_classification import TextClassification
 from ..weights.bert import BERT, ROBERTA
 from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
-from .explore_inputs import example_texts, named, text_of
-from .explore_profile import ExploreProfile, Given, Prompt
+from .explore_profile import ExploreProfile, Given, Prompt, example_texts, named, text_of
 from .family import Family
 from .head_inputs import spread, whole_texts, windows
 from .options import INPUT, REPEATABLE, TextOutput, Texts, TextTraceInput, TokenizerOptions
@@ -256,6 +255,7 @@ class ReaderTask:
 class SampleOptions(TextOutput):
     """What `pencil sample` takes."""
 
+    REQUIRED = {"prompt": "--prompt is missing: give the text to read"}
     prompt: Annotated[
         Texts,
         Parameter(
@@ -265,11 +265,6 @@ class SampleOptions(TextOutput):
             **REPEATABLE,
         ),
     ] = None
-
-    def check(self) -> None:
-        super().check()
-        if not self.prompt:
-            raise UserError("--prompt is missing: give the text to read")
 
 
 def token_ids(model: Any, tokenizer: Any, text: str) -> list[int]:

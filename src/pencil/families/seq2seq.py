@@ -33,8 +33,16 @@ from ..train.schedule import published_peak
 from ..train.tasks.translation import Translation
 from ..weights.marian import MARIAN
 from ..weights.t5 import T5
-from .explore_inputs import example_sources, named, text_of
-from .explore_profile import ExploreProfile, Given, Prompt, writing_controls
+from .explore_profile import (
+    ExploreProfile,
+    Given,
+    Prompt,
+    check_context,
+    example_sources,
+    named,
+    text_of,
+    writing_controls,
+)
 from .family import Family
 from .head_inputs import row, spread
 from .options import (
@@ -53,7 +61,6 @@ from .options import (
 )
 from .output import Output, context_full, joined
 from .predictions import Text, check_texts, grouped
-from .trace_labels import check_context
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,7 @@ EMPTY = "(empty)"  # a target without a token, where it stands in a list
 class SampleOptions(TextOutput, AttentionOutput, Decoding):
     """What `pencil sample` takes."""
 
+    REQUIRED = {"source": "--source is missing: give the text to translate"}
     source: Annotated[
         Texts,
         Parameter(
@@ -193,8 +201,6 @@ class SampleOptions(TextOutput, AttentionOutput, Decoding):
     def check(self) -> None:
         super().check()
         check_count("--beams", self.beams, MOST_SAMPLES)
-        if not self.source:
-            raise UserError("--source is missing: give the text to translate")
         if self.beams is None:
             if self.length_penalty is not None:
                 raise UserError("--length-penalty is for a beam search: give --beams too")

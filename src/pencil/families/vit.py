@@ -28,8 +28,16 @@ from ..weights.checkpoint_files import Checkpoint
 from ..weights.fields import MAPPED, NEUTRAL, Fields, Use, check_fields, only
 from ..weights.timm_vit import TIMM_VIT, WHAT, label_names, pretrained
 from ..weights.vit import DEIT, VIT, class_names
-from .explore_inputs import example_pictures, picture_input, picture_of
-from .explore_profile import ExploreProfile, Given, Prompt
+from .explore_profile import (
+    ExploreProfile,
+    Given,
+    Prompt,
+    example_pictures,
+    grid_labels,
+    patch_facts,
+    picture_input,
+    picture_of,
+)
 from .family import Family
 from .head_inputs import held_out_images
 from .options import OUTPUT, AttentionOutput, ImageInput, ImageSizeOptions, ImageTraceInput, TextOutput
@@ -44,7 +52,6 @@ from .predictions import (
     picture_tensor,
     read_pictures,
 )
-from .trace_labels import grid_labels, patch_facts
 
 # Pillow's numbers
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}

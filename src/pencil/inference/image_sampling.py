@@ -11,7 +11,7 @@ from torch import Tensor
 from ..config import UserError
 from ..core.layers import evaluating
 from ..core.span import Span
-from ..models.output import check_finite
+from ..models.parts import check_finite
 from ..progress import duration, pollable
 from .autoencoder import Autoencoder, to_bytes
 from .captured import Captured

@@ -45,9 +45,7 @@ from ..core.positions import Scheme, within_segments
 from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .config import BlockConfig, check_picture, check_positions, check_sizes
-from .notebook import Shown
-from .output import Last, pick_tokens
-from .parts import block_maker, check_length, describe, initialise, make_positions, norm_maker
+from .parts import Last, Shown, block_maker, check_length, describe, initialise, make_positions, norm_maker, pick_tokens
 from .vit import check_shape
 
 Delimiters = Literal["none", "begin", "end", "both"]

@@ -28,8 +28,7 @@ from ..core.positions import Scheme
 from ..core.probe import OFF, Name, Probe, renamed, spelled
 from ..core.span import Span
 from .config import BlockConfig, check_picture, check_positions, check_sizes
-from .notebook import Shown
-from .parts import describe, make_positions
+from .parts import Shown, describe, make_positions
 from .reader import Encoder, ReaderConfig, mean_of
 
 # what is the same in every DiT: its norms have no weights, its MLP a GELU, its layers biases

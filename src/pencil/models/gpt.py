@@ -18,9 +18,7 @@ from ..core.masks import causal, window
 from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .config import BlockConfig, check_positions, check_sizes
-from .notebook import Shown
-from .output import Last, pick_tokens
-from .parts import block_maker, check_length, describe, initialise, make_positions, norm_maker
+from .parts import Last, Shown, block_maker, check_length, describe, initialise, make_positions, norm_maker, pick_tokens
 
 
 @dataclass(frozen=True)

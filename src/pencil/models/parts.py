@@ -1,13 +1,15 @@
-"""Shared by the models: parts chosen by a config, what their formulas call things, and initialisation."""
+"""Shared by the models: parts chosen by a config, what their formulas call things, initialisation, the tokens whose logits
+are computed, errors where weights or output are not finite, and what a notebook shows."""
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from html import escape
+from typing import Any, NoReturn, TypeVar
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from ..config import UserError
@@ -30,6 +32,7 @@ from ..core.positions import (
     yarn,
     yarn_strength,
 )
+from ..core.probe import symbols
 from ..core.span import Span
 from .config import BlockConfig
 
@@ -208,3 +211,86 @@ def normalize(
     shape = (-1, *[1] * (picture.ndim - 2))
     mean_, std_ = (torch.tensor(values, device=picture.device).view(shape) for values in (mean, std))
     return (picture.float() / 255 - mean_) / std_
+
+
+# all tokens (False), the last one (True), or one of each row, by its place in the call
+Last = bool | Int[Tensor, "B"]
+
+
+def pick_tokens(x: Float[Tensor, "B T D"], last: Last) -> Float[Tensor, "B t D"]:
+    """The states of the tokens that `last` chooses."""
+    if isinstance(last, Tensor):
+        return x[torch.arange(len(x), device=x.device), last][:, None]
+    return x[:, -1:] if last else x
+
+
+def check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse weights with NaN or infinity, by the name of the first."""
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel() and not all(one.isfinite() for one in tensor.aminmax()):
+            raise UserError(
+                f"the weights are not finite: {name} holds NaN or infinity, and all that is computed from it would, "
+                "too; import or train the model again"
+            )
+
+
+def refuse_output(model: nn.Module, what: str) -> NoReturn:
+    """Say why an output is not finite: the weights are not, or they are and something in between is not."""
+    check_finite(model.named_parameters())
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    raise UserError(
+        f"{what} of the model are not finite, though its weights are: a number exceeds what {dtype} can hold"
+        + ("; --dtype float32 holds larger ones" if dtype in ("float16", "bfloat16") else "")
+    )
+
+
+def model_html(model: nn.Module) -> str:
+    """A model as a tree that unfolds: modules, their learned tensors by symbol and shape, and parameters counted."""
+    return _module(model, "", type(model).__name__, symbols(model), True)
+
+
+def _module(module: nn.Module, path: str, title: str, learned: dict[str, str], opened: bool) -> str:
+    place = f"{path}." if path else ""
+    lines = [
+        f"<li>{escape(learned.get(place + name, name))} <code>{escape(place + name)}</code> "
+        f"{'×'.join(map(str, p.shape))}</li>"
+        for name, p in module.named_parameters(recurse=False)
+    ]
+    lines += [
+        f"<li>{_module(child, place + name, f'{name}: {type(child).__name__}', learned, False)}</li>"
+        for name, child in module.named_children()
+    ]
+    count = sum(p.numel() for p in module.parameters())
+    head = f"<b>{escape(title)}</b> {count:,} parameters"
+    if not lines:
+        return head
+    return f"<details{' open' if opened else ''}><summary>{head}</summary><ul>{''.join(lines)}</ul></details>"
+
+
+class Shown(nn.Module):
+    """Of a model: what a notebook shows, by itself or through treescope."""
+
+    def _repr_html_(self) -> str:
+        return model_html(self)
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        from treescope import repr_lib
+
+        return repr_lib.render_object_constructor(
+            object_type=type(self),
+            attributes=_tree(self, "", symbols(self)),
+            path=path,
+            subtree_renderer=subtree_renderer,
+            roundtrippable=False,
+        )
+
+
+def _tree(module: nn.Module, path: str, learned: dict[str, str]) -> dict[str, Any]:
+    """A module as plain data: learned tensors by symbol and shape, and the modules in it."""
+    place = f"{path}." if path else ""
+    own = {
+        name: f"{learned.get(place + name, name)} {'×'.join(map(str, p.shape))}"
+        for name, p in module.named_parameters(recurse=False)
+    }
+    inner = {f"{name}": _tree(child, place + name, learned) for name, child in module.named_children()}
+    return own | {name: child for name, child in inner.items() if child}

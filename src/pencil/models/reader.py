@@ -16,8 +16,17 @@ from ..core.positions import Learned
 from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .config import BlockConfig, NormPosition, check_positions, check_sizes
-from .notebook import Shown
-from .parts import BLOCKS, block_maker, check_length, describe, initialise, initialise_post, make_positions, norm_maker
+from .parts import (
+    BLOCKS,
+    Shown,
+    block_maker,
+    check_length,
+    describe,
+    initialise,
+    initialise_post,
+    make_positions,
+    norm_maker,
+)
 
 Head = Literal["words", "label", "pool", "states"]
 

@@ -21,9 +21,19 @@ from ..core.masks import causal
 from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .config import BlockConfig, NormPosition, Scaling, check_positions, check_sizes
-from .notebook import Shown
-from .output import Last, pick_tokens
-from .parts import BLOCKS, block_maker, check_length, describe, initialise, initialise_post, make_positions, norm_maker
+from .parts import (
+    BLOCKS,
+    Last,
+    Shown,
+    block_maker,
+    check_length,
+    describe,
+    initialise,
+    initialise_post,
+    make_positions,
+    norm_maker,
+    pick_tokens,
+)
 from .reader import Encoder, seen_whole
 
 

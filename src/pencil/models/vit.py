@@ -17,8 +17,7 @@ from ..core.positions import Learned, Scheme
 from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .config import BlockConfig, check_picture, check_positions, check_sizes
-from .notebook import Shown
-from .parts import block_maker, describe, initialise, make_positions, norm_maker, rebuilt
+from .parts import Shown, block_maker, describe, initialise, make_positions, norm_maker, rebuilt
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ...data.tokenizers.library import LibraryTokenizer
 from ...data.tokenizers.tokenizer import Tokenizer
 from ...families.family import Family, family
 from ...files import LOCK, beside, locked, read_text, sweep_folders
-from ...models.output import check_finite
+from ...models.parts import check_finite
 from ...runs.run import Run
 from ...tensors import write_tensors
 from ...weights.fields import Unfit

@@ -8,8 +8,8 @@ and its best are still the untrained ones, resuming puts those back: the run end
 import errno
 import math
 import platform
-import threading
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from copy import deepcopy
 from types import TracebackType
 from typing import Any
@@ -44,38 +44,25 @@ class BackgroundWriter:
     """
 
     def __init__(self) -> None:
-        self.thread: threading.Thread | None = None
-        self.error: BaseException | None = None
+        self.pool = futures.ThreadPoolExecutor(1, "pencil-checkpoint")
+        self.work: futures.Future[object] | None = None  # until `wait` has asked for its end
 
     def start(self, work: Callable[[], object]) -> None:
         """Begin some work, after the one before it."""
         self.wait()
-
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:  # raised by `wait`
-                self.error = error
-
-        self.thread = threading.Thread(target=run, name="pencil-checkpoint")
-        self.thread.start()
-
-    @property
-    def busy(self) -> bool:
-        """Whether the work still goes on."""
-        return self.thread is not None and self.thread.is_alive()
+        self.work = self.pool.submit(work)
 
     def settle(self) -> None:
         """Wait for the end of the work."""
-        if self.thread is not None:
-            self.thread.join()
+        if self.work is not None:
+            futures.wait([self.work])
 
     def wait(self) -> None:
         """Wait for the end of the work, and raise what it raised."""
         self.settle()
-        self.thread, error, self.error = None, self.error, None
-        if error is not None:
-            raise error
+        work, self.work = self.work, None
+        if work is not None:
+            work.result()
 
     def __enter__(self) -> "BackgroundWriter":
         return self
@@ -188,7 +175,8 @@ class Checkpointer:
 
         A full disk is reported, and training goes on.
         """
-        if self.writer.thread is not None and (wait or not all_reduce_any(self.writer.busy)[0]):
+        work = self.writer.work
+        if work is not None and (wait or not all_reduce_any(not work.done())[0]):
             self.write_or_postpone(bar, "checkpoint", self.writer.wait, self.saving_step)
 
     def _start_saving(self) -> None:
