@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from pencil.api.interchange.parity import compare
 from pencil.config import UserError
 from pencil.weights.maps import Architecture, Source, load, write
-from pencil.weights.parity import compare
 
 CLOSE = 1e-5  # of the largest absolute value, in float32
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pencil.train.tasks.row_random import normal, random_bits, uniform
+from pencil.train.tasks.diffusion import normal, random_bits, uniform
 
 MASK = (1 << 64) - 1
 

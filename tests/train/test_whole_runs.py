@@ -20,7 +20,7 @@ from pencil.runs import files as run_files
 from pencil.runs.files import Manifest, _own_hash
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
-from pencil.train.loop.resume import differences_of_machine
+from pencil.train.loop.checkpointer import differences_of_machine
 from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from training import Killed, bits, interrupt_after, kill_after

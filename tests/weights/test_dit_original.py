@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from both_ways import CLOSE, randomise
+from pencil.api.interchange.parity import compare
 from pencil.config import UserError
 from pencil.models.dit import DiTConfig
 from pencil.weights.dit import sinusoids
 from pencil.weights.dit_original import DIT_ORIGINAL
 from pencil.weights.maps import Source, load, write
-from pencil.weights.parity import compare
 
 # the arguments of its constructor; widths are multiples of 4·heads, for the sinusoids of rows and columns
 KINDS = [

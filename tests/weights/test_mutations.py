@@ -10,12 +10,12 @@ import torch
 
 from both_ways import CLOSE
 from conftest import unchecked
+from pencil.api.interchange.parity import compare
 from pencil.config import UserError
 from pencil.families.family import FAMILIES
 from pencil.models.parts import make_positions
 from pencil.weights.fields import COMMON, MAPPED, Only
 from pencil.weights.maps import Source, load
-from pencil.weights.parity import compare
 
 KINDS = {
     kind: one

@@ -19,6 +19,7 @@ from torch import nn
 
 from both_ways import CLOSE, randomise
 from conftest import unchecked
+from pencil.api.interchange.parity import compare
 from pencil.config import UserError
 from pencil.families.family import FAMILIES
 from pencil.inference.diffusion import make_process
@@ -27,7 +28,6 @@ from pencil.weights.dit_original import DIT_ORIGINAL
 from pencil.weights.llama_original import LLAMA_ORIGINAL
 from pencil.weights.maps import Architecture, Source, load
 from pencil.weights.nanogpt import NANOGPT
-from pencil.weights.parity import compare
 from pencil.weights.timm_vit import TIMM_VIT
 
 

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from both_ways import CLOSE, randomise
+from pencil.api.interchange.parity import compare
 from pencil.config import UserError
 from pencil.families import configure
 from pencil.weights.gpt2 import GPT2
 from pencil.weights.maps import Source, load
 from pencil.weights.nanogpt import NANOGPT
-from pencil.weights.parity import compare
 
 KINDS = [
     dict(n_layer=2, n_head=3, n_embd=33, block_size=17, bias=True, vocab_size=101, dropout=0.1),

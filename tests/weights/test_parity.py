@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from both_ways import CLOSE, randomise
+from pencil.api.interchange.parity import compare, compare_lengths
 from pencil.models.gpt import GPT
 from pencil.weights.dit import DIT
 from pencil.weights.gpt2 import GPT2
 from pencil.weights.llama import MISTRAL
 from pencil.weights.maps import Source, load
-from pencil.weights.parity import compare, compare_lengths
 
 PLENTY = 1 << 40
 
@@ -74,7 +74,7 @@ def test_what_the_time_or_the_memory_leaves_out_is_named(mistral, memory, step, 
 
 
 def test_positions_whose_angles_float32_cannot_hold_are_named(mistral, monkeypatch):
-    monkeypatch.setattr("pencil.weights.parity.ROTATED", 173)
+    monkeypatch.setattr("pencil.api.interchange.parity.MAX_ROTATED_POSITIONS", 173)
     reached = compare_lengths(MISTRAL, *mistral, PLENTY)
     assert reached.length == 173
     assert reached.unread == "positions beyond 173 were not compared: the library rounds their angles in float32"

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from both_ways import both_ways, randomise
+from pencil.api.interchange.parity import compare
 from pencil.config import UserError
 from pencil.models.vit import PRESETS, ViT, ViTConfig
 from pencil.weights.maps import Source, load, skeleton, write
-from pencil.weights.parity import compare
 from pencil.weights.timm_vit import ARGUMENTS, DEFAULTS, FIELDS, PRETRAINED, TIMM_VIT, arguments, label_names, named
 from pencil.weights.vit import sides
 

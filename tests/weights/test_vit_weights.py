@@ -6,10 +6,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from both_ways import both_ways, randomise
+from pencil.api.interchange.parity import compare
 from pencil.config import UserError
 from pencil.models.vit import ViTConfig
 from pencil.weights.maps import Source, load
-from pencil.weights.parity import compare
 from pencil.weights.vit import DEIT, VIT, class_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

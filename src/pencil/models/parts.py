@@ -1,5 +1,6 @@
-"""Shared by the models: parts chosen by a config, what their formulas call things, initialisation, the tokens whose logits
-are computed, errors where weights or output are not finite, and what a notebook shows."""
+"""Shared by the models: parts chosen by a config, what their formulas call things, initialisation; the tokens whose
+logits are computed, errors where weights or output are not finite; and what a notebook shows: the parts of a model as a
+tree, each learned tensor with its symbol and its shape."""
 
 import math
 import warnings

@@ -5,6 +5,7 @@ last bit, with no random state to save. On a CPU this holds as it is (with the s
 kernels add in any order, and `--train.deterministic true` chooses the ones that do not.
 """
 
+import os
 import signal
 import threading
 import time
@@ -17,8 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ...collectives.processes import (
+    World,
     all_reduce_any,
     barrier_without_timeout,
     broadcast,
@@ -28,23 +32,25 @@ from ...collectives.processes import (
 )
 from ...config import UserError
 from ...device import pick_device, random_state, random_state_kept, seed_generators
+from ...inference.int8 import refuse_int8
 from ...progress import duration
 from ...runs.run import Run
-from ..building import build_model, deterministic_kernels
+from ..frozen import freeze_parameters
 from ..optim import make_optimizers, step_unless
-from ..parallel.gradients import GRADIENTS, autocast_of, compiles, mode_of, own_batch
+from ..parallel.fsdp import build_sharded, compile_blocks, materialize, shard
+from ..parallel.gradients import GRADIENTS, Mode, autocast_of, compiles, mode_of, own_batch, uses_bfloat16
 from ..parallel.shards import to_local
+from ..recompute import recompute_blocks
 from ..schedule import factor
 from ..settings import Plan, TrainConfig, check_processes
 from ..task import Batch, Task, random_of
 from . import pace, report
-from .checkpointer import DISK_FULL, Checkpointer
+from .checkpointer import DISK_FULL, Checkpointer, restore
 from .ema import ExponentialMovingAverage
 from .evaluator import Abandoned, Evaluator
 from .nonfinite import FiniteGuard, name_samples
 from .pace import SLOW_UPDATE_SECONDS, Budget, Pace, describe_plan, plans_of, with_plans
 from .report import Metrics, NoMetrics, ProgressBar, open_logger, plot_losses
-from .resume import restore
 from .state import Outcome, TrainState, with_plan
 
 LOG_EVERY_STEPS = 10
@@ -52,6 +58,61 @@ LONG_TRAINING_SECONDS = 3600  # a shorter training is proposed in place of a lon
 PREFETCHED_BATCHES = 4
 
 Callback = Callable[[int, dict[str, float]], Any]
+
+
+def build_model(task: Task, config: TrainConfig, mode: Mode, device: torch.device, here: World) -> nn.Module:
+    """The model with its first weights; for FSDP the part of each parameter that this process has."""
+    start, sharded, values = task.start, mode == "fsdp", None
+    if sharded and start is None:
+        model, values = build_sharded(task, here)
+    else:
+        model = task.build()
+    if start is not None:
+        start.load_into(model)
+    refuse_int8(model, "trained")
+    if mode != "alone":
+        refuse_running_statistics(model)
+    if not sharded:
+        model.to(device)
+    freeze_parameters(model, config.freeze)
+    if sharded and compiles(config, device):
+        compile_blocks(model)
+    if config.recompute == "blocks":
+        recompute_blocks(model)
+    if sharded:
+        shard(model, device, here.size, uses_bfloat16(config, device))
+    if values is not None:
+        materialize(model, values, device)
+    return model
+
+
+@contextmanager
+def deterministic_kernels(one_thread: bool) -> Iterator[None]:
+    """A context of kernels that add in one order.
+
+    Threads divide sums, and one process has more of them than each of several: with `one_thread` there is only one.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    if one_thread:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        if one_thread:
+            torch.set_num_threads(threads)
+
+
+def refuse_running_statistics(model: nn.Module) -> None:
+    """Refuse what changes while it trains and is no parameter: each process would have its own."""
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats and not isinstance(module, nn.SyncBatchNorm):
+            raise UserError(
+                f"{name} is a {type(module).__name__}, whose running statistics the processes would not share: use "
+                "nn.GroupNorm or nn.LayerNorm, or one process without --train.exact"
+            )
 
 
 class Prefetch:
