@@ -25,6 +25,7 @@ from typing import Any
 os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 import pencil
+from pencil.api.loading import NOT_TAKEN
 from pencil.cli.main import VERBS
 from pencil.cli.main import main as run_verb
 from pencil.cli.screens.settings_list import describe_setting, field_comments, option_help
@@ -32,7 +33,6 @@ from pencil.config import setting_types
 from pencil.data.settings import DataConfig
 from pencil.families import FAMILIES
 from pencil.families.family import Family
-from pencil.families.predictions import NOT_TAKEN
 from pencil.train.settings import OPTIONAL, TrainConfig
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"

@@ -216,14 +216,14 @@ import os, time
 from pathlib import Path
 import torch
 from pencil.collectives.processes import OtherRankFailed, process_group, world
-from pencil.train.loop import resume
-resume.time.sleep = lambda seconds: None
+from pencil.train.loop import checkpointer
+checkpointer.time.sleep = lambda seconds: None
 if world().rank == 1:
     os.mkdir("elsewhere")
     os.chdir("elsewhere")
 with process_group(torch.device("cpu")):
     try:
-        resume.check_shared(Path("run"))
+        checkpointer.check_shared(Path("run"))
     except OtherRankFailed:
         print("ended")
     except ValueError as error:

@@ -7,7 +7,7 @@ import pytest
 
 from pencil.config import UserError
 from pencil.families.family import FAMILIES
-from pencil.weights.fields import MAPPED, NEUTRAL, Only, check_fields
+from pencil.weights.maps import MAPPED, NEUTRAL, Only, check_fields
 from pencil.weights.timm_vit import ARGUMENTS
 
 ARCHITECTURES = {f"{one.name} of {one.library}": one for record in FAMILIES.values() for one in record.checkpoints}

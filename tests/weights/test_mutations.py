@@ -14,8 +14,7 @@ from pencil.api.interchange.parity import compare
 from pencil.config import UserError
 from pencil.families.family import FAMILIES
 from pencil.models.parts import make_positions
-from pencil.weights.fields import COMMON, MAPPED, Only
-from pencil.weights.maps import Source, load
+from pencil.weights.maps import COMMON, MAPPED, Only, Source, load
 
 KINDS = {
     kind: one

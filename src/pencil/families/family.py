@@ -109,8 +109,3 @@ def configure(name: str, preset: str | None = None, **values: Any) -> Any:
 def create(name: str, config: Mapping[str, Any] | Any) -> Any:
     """The model of a family from its config, or from a table of settings."""
     return family(name).create(config)
-
-
-def parameters(name: str, config: Any) -> int:
-    """The number of parameters of a family's model, without allocating them."""
-    return family(name).parameters(config)

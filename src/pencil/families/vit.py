@@ -25,7 +25,7 @@ from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace, trace
 from ..train.tasks.image_classification import ImageClassification
 from ..weights.checkpoint_files import Checkpoint
-from ..weights.fields import MAPPED, NEUTRAL, Fields, Use, check_fields, only
+from ..weights.maps import MAPPED, NEUTRAL, Fields, Use, check_fields, only
 from ..weights.timm_vit import TIMM_VIT, WHAT, label_names, pretrained
 from ..weights.vit import DEIT, VIT, class_names
 from .explore_profile import (

@@ -13,8 +13,22 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from ..models.reader import Reader, ReaderConfig
-from .fields import Fields, count_labels, fields, must_have, only, their_word
-from .maps import Architecture, Rule, anything, layers, parts, projections, same, token_ids
+from .maps import (
+    Architecture,
+    Fields,
+    Rule,
+    anything,
+    count_labels,
+    fields,
+    layers,
+    must_have,
+    only,
+    parts,
+    projections,
+    same,
+    their_word,
+    token_ids,
+)
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
                "silu": "silu", "swish": "silu"}  # fmt: skip
@@ -119,12 +133,8 @@ def _found(shapes: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _labels(theirs: Fields) -> int:
     """The number of labels."""
-    count, kind = count_labels(theirs), theirs.get("problem_type")
-    if kind not in (None, "single_label_classification"):
-        raise UserError(
-            f"this {theirs.what}'s problem_type is {kind!r}, which ours does not have: only "
-            "'single_label_classification'"
-        )
+    count = count_labels(theirs)
+    theirs.one_of("problem_type", {"single_label_classification": "label"}, "single_label_classification")
     if count < 2:
         raise UserError(f"this {theirs.what} has one label: it gives a number, and ours one of several classes")
     return count

@@ -18,8 +18,23 @@ from ..config import UserError, with_article
 from ..core.patches import grid_positions
 from ..core.positions import Sinusoidal
 from ..models.dit import DiT, DiTConfig
-from .fields import MAPPED, NEUTRAL, Fields, Use, must_have, only, their_word, with_defaults
-from .maps import Architecture, Rule, Tensors, layers, parts, projections, same
+from .maps import (
+    MAPPED,
+    NEUTRAL,
+    Architecture,
+    Fields,
+    Rule,
+    Tensors,
+    Use,
+    layers,
+    must_have,
+    only,
+    parts,
+    projections,
+    same,
+    their_word,
+    with_defaults,
+)
 
 EPS = 1e-6  # of every norm but the one before the MLP, which is in their config
 OLDER = "Transformer2DModel"  # the class of several models, which files of a DiT name too

@@ -7,8 +7,7 @@ from typing import Any
 from ..config import UserError
 from ..models.dit import PRESETS, DiT, DiTConfig
 from .dit import EPS, channels_first, random_inputs
-from .fields import MAPPED, NEUTRAL, Fields, Use
-from .maps import Architecture, Rule, layers, parts, reshaped, same
+from .maps import MAPPED, NEUTRAL, Architecture, Fields, Rule, Use, layers, parts, reshaped, same
 
 NAME = "original DiT"
 HEADS = {preset["width"]: preset["heads"] for name, preset in PRESETS.items() if "/" in name}  # of the published sizes

@@ -7,8 +7,19 @@ import torch
 from torch import Tensor
 
 from ..models.gpt import GPT, GPTConfig
-from .fields import Fields, fields, must_have, only, their_word
-from .maps import Architecture, Rule, same, token_inputs, transposed, with_bias
+from .maps import (
+    Architecture,
+    Fields,
+    Rule,
+    fields,
+    must_have,
+    only,
+    same,
+    their_word,
+    token_inputs,
+    transposed,
+    with_bias,
+)
 
 ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
 SIZES = {"hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",

@@ -17,8 +17,7 @@ from ..core.positions import yarn_strength
 from ..models.config import RopePairs
 from ..models.gpt import GPT, GPTConfig
 from ..models.rope_pairs import reordered_rows
-from .fields import Fields, Use, check_fields, fields, must_have, only
-from .maps import Architecture, Rule, joined, same, token_inputs
+from .maps import Architecture, Fields, Rule, Use, check_fields, fields, joined, must_have, only, same, token_inputs
 
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"}
 BLOCK = {

@@ -11,8 +11,7 @@ from typing import Any
 from ..config import UserError
 from ..models.gpt import GPT, GPTConfig
 from . import llama
-from .fields import MAPPED, NEUTRAL, Fields, Use, must_have, only
-from .maps import Architecture, Rule, token_inputs
+from .maps import MAPPED, NEUTRAL, Architecture, Fields, Rule, Use, must_have, only, token_inputs
 
 NAME = "original LLaMA"
 # parts of the names in transformers, and here

@@ -12,8 +12,20 @@ from torch import Tensor, nn
 from ..config import UserError
 from ..core.positions import Sinusoidal
 from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
-from .fields import Fields, fields, must_have, only, their_word
-from .maps import Architecture, Rule, layers, projections, reshaped, same, token_ids
+from .maps import (
+    Architecture,
+    Fields,
+    Rule,
+    fields,
+    layers,
+    must_have,
+    only,
+    projections,
+    reshaped,
+    same,
+    their_word,
+    token_ids,
+)
 
 ACTIVATIONS = {
     "swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh",

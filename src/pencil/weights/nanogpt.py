@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ..models.gpt import GPT, GPTConfig
-from .fields import MAPPED, NEUTRAL, Fields, Use, only
 from .gpt2 import not_causal, rules
-from .maps import Architecture, equal_tensors, same, token_inputs
+from .maps import MAPPED, NEUTRAL, Architecture, Fields, Use, equal_tensors, only, same, token_inputs
 
 NAME = "nanoGPT"
 GPT2_VOCABULARIES = (50257, 50304)  # the second is the first, made a multiple of 64

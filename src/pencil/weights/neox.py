@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ..config import UserError
 from ..models.gpt import GPT, GPTConfig
-from .fields import Fields, fields, must_have, only, their_word
 from .gpt2 import no_head_bias, not_causal
 from .llama import other_frequencies, rotations
-from .maps import Architecture, Rule, same, token_inputs, with_bias, zeros
+from .maps import Architecture, Fields, Rule, fields, must_have, only, same, their_word, token_inputs, with_bias, zeros
 
 NAME = "GPT-NeoX"
 ACTIVATIONS = {

@@ -9,8 +9,7 @@ from typing import Any
 
 from ..config import UserError
 from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
-from .fields import Fields, fields, must_have, only
-from .maps import Architecture, Rule, anything, joined, reshaped, same
+from .maps import Architecture, Fields, Rule, anything, fields, joined, must_have, only, reshaped, same
 from .marian import ask_pair, pair_inputs
 
 PLAIN = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "silu": "silu",

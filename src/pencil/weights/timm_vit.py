@@ -12,8 +12,22 @@ from typing import Any
 
 from ..config import UserError
 from ..models.vit import ViT, ViTConfig
-from .fields import MAPPED, NEUTRAL, Fields, Use, check_fields, must_have, only, their_word, with_defaults
-from .maps import Architecture, Rule, parts, reshaped, same
+from .maps import (
+    MAPPED,
+    NEUTRAL,
+    Architecture,
+    Fields,
+    Rule,
+    Use,
+    check_fields,
+    must_have,
+    only,
+    parts,
+    reshaped,
+    same,
+    their_word,
+    with_defaults,
+)
 from .vit import patch_rules, random_pictures, sides
 
 # of timm's constructor, and distilled, which chooses between its two classes
@@ -136,11 +150,9 @@ def arguments(theirs: Mapping[str, Any]) -> Fields:
 
 def settings(theirs: Fields) -> dict[str, Any]:
     given = arguments(theirs)
-    pool, stated = given["global_pool"], theirs.get("global_pool", given["global_pool"])
-    if pool not in POOLS:
-        raise UserError(f"this {given.what}'s global_pool is {pool!r}, which ours does not have: only 'token' or 'avg'")
-    if stated != pool:
-        raise UserError(f"this {given.what}'s config has two values of global_pool: {stated!r} and {pool!r}")
+    pool, named = given.one_of("global_pool", POOLS), given["global_pool"]
+    if (stated := theirs.get("global_pool", named)) != named:
+        raise UserError(f"this {given.what}'s config has two values of global_pool: {stated!r} and {named!r}")
     norm = str(given.get("norm_layer") or "layernorm").replace("_", "").lower()
     if norm not in NORMS:
         raise UserError(f"this {given.what}'s norm_layer is {given['norm_layer']!r}, which ours does not have")
@@ -170,13 +182,13 @@ def settings(theirs: Fields) -> dict[str, Any]:
         eps=NORMS[norm][1],
         activation=given.one_of("act_layer", ACTIVATIONS | {"SiLU": "silu"}, "gelu"),
         positions="learned" if learned else "none",
-        pool=POOLS[pool],
-        class_token=None if class_token == (pool == "token") else class_token,
+        pool=pool,
+        class_token=None if class_token == (pool == "class") else class_token,
         registers=registers,
         token_positions=placed,
         qkv_bias=None if given["qkv_bias"] else False,
         embed_norm=bool(given.get("pre_norm")),
-        norm_pooled=bool(given.given("fc_norm", pool == "avg")),
+        norm_pooled=bool(given.given("fc_norm", pool == "mean")),
         distilled=distilled,
     )
 

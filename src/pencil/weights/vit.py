@@ -14,8 +14,20 @@ from torch import Tensor
 
 from ..config import UserError
 from ..models.vit import ViT, ViTConfig
-from .fields import Fields, count_labels, fields, must_have, their_word
-from .maps import Architecture, Rule, layers, parts, projections, reshaped, same
+from .maps import (
+    Architecture,
+    Fields,
+    Rule,
+    count_labels,
+    fields,
+    layers,
+    must_have,
+    parts,
+    projections,
+    reshaped,
+    same,
+    their_word,
+)
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
                "silu": "silu", "swish": "silu"}  # fmt: skip

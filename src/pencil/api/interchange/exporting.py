@@ -15,8 +15,7 @@ from ...files import LOCK, beside, locked, read_text, sweep_folders
 from ...models.parts import check_finite
 from ...runs.run import Run
 from ...tensors import write_tensors
-from ...weights.fields import Unfit
-from ...weights.maps import Architecture, skeleton, write
+from ...weights.maps import Architecture, Unfit, skeleton, write
 from ..loading import load_model, open_run
 from ..original import CONFIG, GENERATION, MADE, OLDER, TEMPLATE, TOKENIZER, TOKENS, origin_of, read_original
 from .card import EXPORTED, exported_card
