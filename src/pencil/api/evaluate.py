@@ -83,7 +83,8 @@ def trained_classifier(task: Diffusion, notify: Notify) -> Any:
     ending += "" if fit in (None, "crop") else f"-{fit}"
     ending += "" if task.data.split == 1 else f"-split{task.data.split}"
     path = cache_folder() / f"classifier-{task.data.hash[:32]}{ending}"
-    if not _is_finished(path):
+    steps = checkpoint.saved_steps(path)
+    if not steps or steps[-1] != Run.open(path).config["train"]["steps"]:
         notify(f"Training a classifier of {task.data.name} to score samples by, once; it is kept in {path}")
         request = TrainingRequest(
             CLASSIFIER.name,
@@ -96,8 +97,3 @@ def trained_classifier(task: Diffusion, notify: Notify) -> Any:
         if not Trainer(classify, run, config).train().finished:
             raise KeyboardInterrupt  # a classifier that was not trained to its end must not score anything
     return load_model(open_run(path))
-
-
-def _is_finished(path: Path) -> bool:
-    steps = checkpoint.saved_steps(path)
-    return bool(steps) and steps[-1] == Run.open(path).config["train"]["steps"]

@@ -171,7 +171,10 @@ def plan_run(
     config, schedule_notes = fit_schedule(opened, prepared.model, prepared.train)
     if hasattr(prepared.task, "train"):
         prepared.task.train = config
-    _check_prepared(opened.family, prepared, config)
+    if _on_cpu(config):
+        check_memory(opened.family, prepared.model, config)
+    check_patience(config, why_last(prepared.task))
+    check_processes(config, world().size)
     usual = Path("runs") / f"{prepared.name}-{opened.family.name}"
     path = out or (Path("runs") / name if name else choose_path(usual.name))
     start_notes = [] if opened.start is None else begin_from(opened.start, prepared, config, path)
@@ -209,14 +212,6 @@ def _check_name(name: str | None, out: Path | None, force: bool) -> None:
         raise UserError("--name must be a plain name under runs/, without --out; use --out for a folder elsewhere")
     if name and (Path("runs") / name).exists() and not force:
         raise UserError(f"the name {name} is already taken by {Path('runs') / name}; choose another, or --force")
-
-
-def _check_prepared(record: Family, prepared: Prepared, config: TrainConfig) -> None:
-    """Refuse settings that do not fit the sizes and the task that the data has led to."""
-    if _on_cpu(config):
-        check_memory(record, prepared.model, config)
-    check_patience(config, why_last(prepared.task))
-    check_processes(config, world().size)
 
 
 def _on_cpu(config: TrainConfig) -> bool:

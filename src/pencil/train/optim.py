@@ -150,16 +150,19 @@ def update_whole_matrices(
 
     rank, size = dist.get_rank(group), dist.get_world_size(group)  # pyright: ignore[reportArgumentType]
     by_owner = [[i for i, owner in enumerate(matrix_owners(shapes, size)) if owner == r] for r in range(size)]
-    mine, like = by_owner[rank], pieces[0]
+    own, like = by_owner[rank], pieces[0]
     sent_sizes = [sum(pieces[i].numel() for i in numbers) for numbers in by_owner]
-    received_sizes = [sum(_row_count(shapes[i], source, size) * shapes[i][1] for i in mine) for source in range(size)]
+    # the rows that come from each rank, by the matrix
+    counts = [[_row_count(shapes[i], source, size) * shapes[i][1] for i in own] for source in range(size)]
+    received_sizes = list(map(sum, counts))
     sent = torch.cat([pieces[i].reshape(-1) for numbers in by_owner for i in numbers])
     received = like.new_empty(sum(received_sizes))
     dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=group)  # pyright: ignore[reportArgumentType]
-    matrices = [like.new_empty(shapes[i]) for i in mine]
-    for piece, block in zip(_split_received(received, mine, shapes, size), _row_blocks(matrices, size), strict=True):
+    matrices = [like.new_empty(shapes[i]) for i in own]
+    parts = received.split([count for from_rank in counts for count in from_rank])
+    for piece, block in zip(parts, _row_blocks(matrices, size), strict=True):
         block.copy_(piece.view_as(block))
-    change(mine, matrices)
+    change(own, matrices)
     back = torch.cat([block.reshape(-1) for block in _row_blocks(matrices, size)] or [received])
     dist.all_to_all_single(sent, back, sent_sizes, received_sizes, group=group)  # pyright: ignore[reportArgumentType]
     order = [i for numbers in by_owner for i in numbers]
@@ -171,11 +174,6 @@ def _row_count(shape: torch.Size, rank: int, size: int) -> int:
     """How many rows of a matrix a rank has: as FSDP cuts them."""
     each = -(-shape[0] // size)
     return max(0, min(each, shape[0] - rank * each))
-
-
-def _split_received(flat: Tensor, mine: Sequence[int], shapes: Sequence[torch.Size], size: int) -> list[Tensor]:
-    """The rows that were received, by the rank they came from and the matrix."""
-    return list(flat.split([_row_count(shapes[i], rank, size) * shapes[i][1] for rank in range(size) for i in mine]))
 
 
 def _row_blocks(matrices: Sequence[Tensor], size: int) -> list[Tensor]:

@@ -99,26 +99,25 @@ class ImageClassification(ImageTask):
         return share * self.balance.cross_entropy(logits, labels) + (1 - share) * other_loss
 
     @torch.no_grad()
+    def _log_probabilities(self, model: nn.Module, pictures: np.ndarray) -> Tensor:
+        """Of every class, for each image."""
+        x = torch.from_numpy(pictures).to(next(model.parameters()).device)
+        return model(normalize(x, self.transform.mean, self.transform.std)).float().log_softmax(-1).cpu()
+
     def _predict(self, model: nn.Module, batches: int | None) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
         """Log-probabilities, labels and images of the held-out part, a batch at a time."""
-        device = next(model.parameters()).device
         for pictures, targets in self.held_out(self.data.test, batches):
-            x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
-            logits = model(x)
-            yield logits.float().log_softmax(-1).cpu(), torch.tensor(targets), pictures
+            yield self._log_probabilities(model, pictures), torch.tensor(targets), pictures
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
-        device, examples = next(model.parameters()).device, self.data.test
+        examples = self.data.test
 
         def predict_batch(which: np.ndarray) -> ClassPredictions:
             pictures, targets = examples.take(which, self.transform.without_augmentation)
             if not len(pictures):
                 return ClassPredictions([], [], [])
-            x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
-            return class_predictions(
-                model(x).float().log_softmax(-1).cpu(), torch.tensor(targets), map(np.ndarray.tobytes, pictures)
-            )
+            likely, inputs = self._log_probabilities(model, pictures), map(np.ndarray.tobytes, pictures)
+            return class_predictions(likely, torch.tensor(targets), inputs)
 
         parts = distributed_map(self.held_out_parts(examples, batches), predict_batch)
         self.decoded(sum(len(part[0]) for part in parts))
