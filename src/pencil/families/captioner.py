@@ -12,7 +12,15 @@ from cyclopts import Parameter
 from ..cost.activations import Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, text_length
 from ..data.images.loading import EMBEDDED
-from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
+from ..inference.attention_layouts import (
+    SELF_ATTENTION,
+    AttentionGroup,
+    HeadProfile,
+    Inputs,
+    held_out_images,
+    line,
+    row,
+)
 from ..inference.attention_maps import caption_attention
 from ..inference.sampling import Sampling
 from ..inference.text_batches import vocabulary_labels
@@ -36,7 +44,6 @@ from .explore_profile import (
     writing_controls,
 )
 from .family import Family
-from .head_inputs import held_out_images, row
 from .options import (
     INPUT,
     REPEATABLE,
@@ -45,11 +52,13 @@ from .options import (
     ImageInput,
     ImageSizeOptions,
     ImageTraceInput,
+    Output,
     TextOutput,
     Texts,
     TokenizerOptions,
+    context_full,
+    joined,
 )
-from .output import Output, context_full, joined
 from .predictions import Text, grouped, input_transform, picture_tensor, read_pictures
 
 Row = tuple[int, str, int]  # the number of a picture, how its description begins, which of its samples

@@ -52,12 +52,12 @@ from .options import (
     SAMPLING,
     ImageSizeOptions,
     NoOptions,
+    Output,
     Texts,
     TokenizerOptions,
     check_count,
     default,
 )
-from .output import Output
 from .predictions import check_conditions, grouped, to_image
 
 

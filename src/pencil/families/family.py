@@ -3,7 +3,7 @@
 One record a family. Everything special to a family is a field of its `Family` record: config and presets, task, the
 options of its verbs as small dataclasses, `sample`, `trace`, its cost profile, its attention layouts, the checkpoint
 maps. Verbs, loop and reports know the record's fields and no family. What several families share is a function or a
-mixin beside them (`families/options.py`, `families/head_inputs.py`).
+mixin beside them (`families/options.py`, `families/explore_profile.py`).
 """
 
 from collections.abc import Callable, Mapping

@@ -11,7 +11,7 @@ from ..config import UserError
 from ..cost.activations import SELF_ATTENTION_FLOPS, Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, text_length
 from ..data.builtin import TEXTS
-from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
+from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line, windows
 from ..inference.text_batches import token_label, vocabulary_labels
 from ..inference.text_stream import stream
 from ..models.gpt import GPT, PRESETS, GPTConfig
@@ -34,19 +34,20 @@ from .explore_profile import (
     writing_controls,
 )
 from .family import Family
-from .head_inputs import windows
 from .options import (
     GENERATION,
     INPUT,
     REPEATABLE,
+    SEPARATOR,
     Decoding,
+    Output,
     TextOutput,
     Texts,
     TextTraceInput,
     TokenizerOptions,
     default,
+    joined,
 )
-from .output import SEPARATOR, Output, joined
 from .predictions import Text, check_texts, grouped
 
 _GPT2 = dict(

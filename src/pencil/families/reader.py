@@ -20,7 +20,16 @@ from ..cost.profile import CostProfile, text_length
 from ..data.builtin import TEXTS
 from ..data.tables.pairs import is_table
 from ..files import parse_json, read_text
-from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
+from ..inference.attention_layouts import (
+    SELF_ATTENTION,
+    AttentionGroup,
+    HeadProfile,
+    Inputs,
+    line,
+    spread,
+    whole_texts,
+    windows,
+)
 from ..inference.text_batches import mask_token, pad, shorten, text_ids, token_label, vocabulary_labels
 from ..models.parts import refuse_output
 from ..models.reader import PRESETS, Reader, ReaderConfig, first_of, mean_of
@@ -35,9 +44,7 @@ from ..weights.bert import BERT, ROBERTA
 from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
 from .explore_profile import ExploreProfile, Given, Prompt, example_texts, named, text_of
 from .family import Family
-from .head_inputs import spread, whole_texts, windows
-from .options import INPUT, REPEATABLE, TextOutput, Texts, TextTraceInput, TokenizerOptions
-from .output import Output
+from .options import INPUT, REPEATABLE, Output, TextOutput, Texts, TextTraceInput, TokenizerOptions
 from .predictions import BATCH, TOP_CLASSES, Prediction, check_texts, class_lines, class_row, classify
 
 Pool = Literal["mean", "class"]

@@ -12,7 +12,7 @@ from ..core.masks import causal, full
 from ..cost.activations import FULL, Activations, block_formulas, block_group, norm_bytes, with_cross_attention
 from ..cost.profile import CostProfile, text_length
 from ..data.tables import pairs
-from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, line
+from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, line, row, spread
 from ..inference.attention_maps import source_attention
 from ..inference.beam import Hypothesis
 from ..inference.sampling import Sampling
@@ -44,7 +44,6 @@ from .explore_profile import (
     writing_controls,
 )
 from .family import Family
-from .head_inputs import row, spread
 from .options import (
     GENERATION,
     INPUT,
@@ -52,14 +51,16 @@ from .options import (
     REPEATABLE,
     AttentionOutput,
     Decoding,
+    Output,
     TextOutput,
     Texts,
     TextTraceInput,
     TokenizerOptions,
     check_count,
+    context_full,
     default,
+    joined,
 )
-from .output import Output, context_full, joined
 from .predictions import Text, check_texts, grouped
 
 

@@ -18,7 +18,7 @@ from ..cost.profile import CostProfile
 from ..data.images.loading import EMBEDDED
 from ..data.settings import IMAGE_SETTINGS, DataConfig, check_reading
 from ..files import read_json
-from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every
+from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, held_out_images
 from ..inference.attention_maps import class_attention
 from ..models.vit import PRESETS, ViT, ViTConfig
 from ..runs.run import Loaded, Run
@@ -39,9 +39,7 @@ from .explore_profile import (
     picture_of,
 )
 from .family import Family
-from .head_inputs import held_out_images
-from .options import OUTPUT, AttentionOutput, ImageInput, ImageSizeOptions, ImageTraceInput, TextOutput
-from .output import Output
+from .options import OUTPUT, AttentionOutput, ImageInput, ImageSizeOptions, ImageTraceInput, Output, TextOutput
 from .predictions import (
     BATCH,
     Prediction,

@@ -6,8 +6,7 @@ from typing import Any
 from ...api.run_data import task_of, task_on
 from ...config import UserError, build
 from ...families import family
-from ...families.head_inputs import COUNT
-from ...inference.attention_layouts import HeadProfile, Inputs
+from ...inference.attention_layouts import COUNT, HeadProfile, Inputs
 from ...runs.run import Loaded
 from ...train.settings import TrainConfig
 

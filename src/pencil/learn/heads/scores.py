@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...config import UserError
 from ...core.probe import Probe
-from ...families.head_inputs import LONGEST_INPUT_TOKENS
 from ...inference.attention_layouts import (
+    LONGEST_INPUT_TOKENS,
     SELF_ATTENTION,
     AttentionGroup,
     HeadProfile,
