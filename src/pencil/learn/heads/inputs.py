@@ -6,7 +6,7 @@ from typing import Any
 from ...api.run_data import task_of, task_on
 from ...config import UserError, build
 from ...families import family
-from ...inference.attention_layouts import COUNT, HeadProfile, Inputs
+from ...inference.attention_layouts import MAX_INPUTS, HeadProfile, Inputs
 from ...runs.run import Loaded
 from ...train.settings import TrainConfig
 
@@ -57,7 +57,7 @@ def on_device(model: Any, inputs: Sequence[Inputs]) -> list[Inputs]:
 
 def _task(loaded: Loaded, profile: HeadProfile, data: str | None) -> Any:
     run = loaded.run
-    config = build(TrainConfig, {**run.config["train"], "batch": COUNT}, "train.")
+    config = build(TrainConfig, {**run.config["train"], "batch": MAX_INPUTS}, "train.")
     if data is not None:
         return task_on(run, config, data, lambda line: None)[0]
     if not run.config["run"].get("data_path") and "import" in run.config:
