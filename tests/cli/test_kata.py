@@ -520,7 +520,7 @@ def test_one_exercise_many_times(do, tmp_path):
     code = re.search(r"<code>(.*?)</code>", (tmp_path / "sheet.html").read_text(encoding="utf-8"))[1]
     questions = sheets.again(code).questions
     assert {q.kata for q in questions} == {"softmax"}
-    assert len({q.given[0].rows.__repr__() for q in questions}) > 4
+    assert len({q.tables[0].rows.__repr__() for q in questions}) > 4
     more = sheets.make("all", len(KATAS) + 3, 1).questions
     assert {q.kata for q in more} == set(KATAS)
 

@@ -91,7 +91,7 @@ def named_whole_or_not_at_all(question):
 
 def informative(question):
     """Fresh numbers are not degenerate."""
-    rows = {table.name: table.rows for table in question.given}
+    rows = {table.name: table.rows for table in question.tables}
     assert len({blank.written for blank in question.blanks}) > 1
     if question.kata == "scale":
         assert len(set(rows["q·k"][0])) == len(rows["q·k"][0])
@@ -124,7 +124,7 @@ def fit_to_print(question):
     assert re.fullmatch("[^\n]+[.?]", question.ask)
     for mistake in question.mistakes:
         assert re.fullmatch(r"[^.]+(?:\d\.\d[^.]*)*\.", mistake.hint), mistake.hint
-    for table in question.given:
+    for table in question.tables:
         assert {len(row) for row in table.rows} == {len(table.across or table.rows[0])}
         assert len(table.rows) == len(table.down or table.rows)
         given = [cell for row in table.rows for cell in row if not isinstance(cell, str)]
@@ -149,7 +149,7 @@ def ask_all(name, seeds, mistakes):
         fit_to_print(question)
         if seed in WORKED:
             worked(question)
-        asked.add(repr(question.given) + question.ask)
+        asked.add(repr(question.tables) + question.ask)
         mistakes |= {mistake.name for mistake in question.mistakes}
     assert len(asked) > len(seeds) / 4, f"the numbers of {name} are not fresh"
 
@@ -159,7 +159,7 @@ def main(names, few):
     given, mistakes = {}, set()
     for name in names:
         ask_all(name, TRIED, mistakes)
-        given[name] = repr([table.rows for table in KATAS[name].make(17).given])
+        given[name] = repr([table.rows for table in KATAS[name].make(17).tables])
     for name in few:
         ask_all(name, SEEDS[:3], set())
     print(json.dumps({"given": given, "mistakes": sorted(mistakes)}))

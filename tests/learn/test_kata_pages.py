@@ -79,7 +79,7 @@ def test_a_page_with_fresh_numbers_repeats_and_is_graded(tmp_path, monkeypatch):
     assert code in two
     fresh, own = sheets.again(code), sheets.of_document("003", None)
     assert [q.title for q in fresh.questions] == [q.title for q in own.questions]
-    assert sum(a.given != b.given or a.ask != b.ask for a, b in zip(fresh.questions, own.questions, strict=True)) > 15
+    assert sum(a.tables != b.tables or a.ask != b.ask for a, b in zip(fresh.questions, own.questions, strict=True)) > 15
     lines = ["student,sheet,question,answer"]
     for i, question in enumerate(fresh.questions, 1):
         answer = " ".join(blank.written.replace("−", "-") for blank in question.blanks)
@@ -147,7 +147,7 @@ def test_sums_of_002_and_003_are_the_golden_ones(golden):
     assert np.round(weights, 2).tolist() == golden["002-figure-weights"]["inputs"]["alpha"]
     np.testing.assert_allclose(values(named("002", "From one position to another")), [math.sin(3), math.cos(3), 3])
     moved = named("003", "Attention does not see the order")
-    outputs = np.asarray(moved.given[0].rows)
+    outputs = np.asarray(moved.tables[0].rows)
     np.testing.assert_allclose(np.reshape(values(moved), (3, 4)).round(2), outputs[[2, 0, 1]])
 
 

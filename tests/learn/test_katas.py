@@ -76,7 +76,7 @@ def test_a_question_made_twice_is_the_same():
     makers = (attention.MAKES[name] for name in ("kv-cache", "cache-bytes", "attention"))
     for make in (*makers, positions.MAKES["rope"]):
         assert make.made(19)[1] == make.made(19)[1]
-        assert make.made(19)[1].given != make.made(23)[1].given
+        assert make.made(19)[1].tables != make.made(23)[1].tables
 
 
 def values(question):
@@ -144,7 +144,7 @@ def softmax(x):
 
 
 def table(question, name):
-    return np.array(next(t.rows for t in question.given if t.name == name), dtype=float)
+    return np.array(next(t.rows for t in question.tables if t.name == name), dtype=float)
 
 
 def test_attention_of_other_sizes_is_numpys():
@@ -223,7 +223,7 @@ def test_fresh_numbers_are_numpys(seed):
 
     loss = made("cross-entropy", seed)
     word = re.search("“(.*)”", loss.ask)[1]
-    portion = softmax(table(loss, "logits")[0])[loss.given[0].across.index(word)]
+    portion = softmax(table(loss, "logits")[0])[loss.tables[0].across.index(word)]
     np.testing.assert_allclose(values(loss), [portion, -math.log(portion)], rtol=1e-6)
 
     step = made("ddim", seed)
@@ -235,7 +235,7 @@ def test_fresh_numbers_are_numpys(seed):
     )
 
     cached = made("kv-cache", seed)
-    new = next(t.rows for t in cached.given if t.name.endswith("new"))
+    new = next(t.rows for t in cached.tables if t.name.endswith("new"))
     have, give = (np.vstack((table(cached, f"{n} in the cache"), new[i])) for i, n in ((1, "keys"), (2, "values")))
     np.testing.assert_allclose(values(cached), [*(softmax(have @ new[0] / 2) @ give), len(have)])
 
@@ -251,7 +251,7 @@ def test_the_cells_of_the_published_page_that_are_wrong(golden):
     for head, row in ((0, 0), (0, 3), (1, 2)):
         true = np.array(golden[f"004-head{head + 1}-scores"]["expected"]["scores"])[row]
         question = wrong_cells._scores(head, row)
-        printed = question.given[1].rows[0]
+        printed = question.tables[1].rows[0]
         wrong = [abs(float(text) - exact) > 1e-6 for text, exact in zip(printed, true, strict=True)]
         assert [value == "wrong" for value in values(question)] == wrong
 
@@ -330,7 +330,7 @@ def test_the_words_are_the_fields():
     for name in KATAS:
         for question in (made(name, None), made(name, 3)):
             shown = [question.title, question.ask, *(blank.label for blank in question.blanks)]
-            shown += [word for one in question.given for word in (one.name, *(one.across or ()), *(one.down or ()))]
+            shown += [word for one in question.tables for word in (one.name, *(one.across or ()), *(one.down or ()))]
             shown += [text for one in question.mistakes for text in (one.name, one.hint)]
             assert not [text for text in shown if private.search(text)], name
 
@@ -363,7 +363,7 @@ def test_an_answer_with_too_few_decimals_gets_that_hint():
 @pytest.mark.parametrize("seed", [60, 84, 88, 159, 9004])
 def test_what_the_shown_portions_give_is_right(seed):
     question = kata("weighted-sum").make(seed)
-    portions, give = (np.array(table.rows) for table in question.given)
+    portions, give = (np.array(table.rows) for table in question.tables)
     row = int(re.search(r"for token (\d)", question.ask)[1]) - 1
     assert grade(question, [f"{one:.3f}" for one in portions[row] @ give]).solved
 

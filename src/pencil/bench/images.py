@@ -140,8 +140,8 @@ def run_sample(plan: Plan) -> Iterator[Row]:
     for who, theirs in pair.theirs.items():
         contenders.append(Contender(who, _Diffusers(plan, theirs, c, labels, steps), [theirs], pair.equality))
     # every step runs the model twice: with the label and without it
-    one = work_of(DIT_FAMILY, c, 2 * batch, plan)["forward"]
-    work = Workload(steps * one.flops, steps * one.bytes, batch)
+    forward = work_of(DIT_FAMILY, c, 2 * batch, plan)["forward"]
+    work = Workload(steps * forward.flops, steps * forward.bytes, batch)
     case = f"{preset}, {steps} guided DDIM steps, batch {batch}"
     yield from run_case(plan, "sample", case, "images/s", batch, contenders, work)
 

@@ -22,12 +22,12 @@ def write_page(path: Path) -> list[str]:
     if not MARKED.search(text):
         raise UserError(f"{path} has no markers <!-- bench: FILE --> … <!-- end --> to write tables between")
 
-    def tables(found: re.Match[str]) -> str:
-        file = path.parent / found[2]
+    def tables(match: re.Match[str]) -> str:
+        file = path.parent / match[2]
         if not file.is_file():
-            missing.append(found[2])
-            return f"{found[1]}{EMPTY}{found[4]}"
-        return f"{found[1]}{section(read(file))}{found[4]}"
+            missing.append(match[2])
+            return f"{match[1]}{EMPTY}{match[4]}"
+        return f"{match[1]}{section(read(file))}{match[4]}"
 
     write_aside(path, MARKED.sub(tables, text).encode())
     return missing
@@ -36,9 +36,9 @@ def write_page(path: Path) -> list[str]:
 def read(path: Path) -> Result:
     """A JSON file of `pencil bench`."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found["rows"], list) and isinstance(found["machine"], dict):
-            return found
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(result["rows"], list) and isinstance(result["machine"], dict):
+            return result
     except (ValueError, KeyError, TypeError):
         pass
     raise UserError(f"{path} was not written by pencil bench --json")

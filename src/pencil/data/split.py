@@ -44,14 +44,14 @@ def hold_out(rows: list[Any], want: str, contents: Sequence[str], split: int = S
     strata: dict[frozenset[Any], list[Hashable]] = {}  # a picture in two classes is of neither's stratum
     for key, kinds in classes.items():
         strata.setdefault(kinds, []).append(key)
-    held, shuffled = set(), []
+    held_out, shuffled = set(), []
     for own in strata.values():
         order = [own[i] for i in np.random.Generator(np.random.Philox(key=0)).permutation(len(own))]
-        held.update(order[: max(1, round(len(own) / 10)) if len(own) > 1 else 0])
+        held_out.update(order[: max(1, round(len(own) / 10)) if len(own) > 1 else 0])
         shuffled += order
     if split > 1:
-        held |= one_of_each(classes, held, shuffled)
-    both = ([key for own in strata.values() for key in own if (key in held) == part] for part in (True, False))
+        held_out |= one_of_each(classes, held_out, shuffled)
+    both = ([key for own in strata.values() for key in own if (key in held_out) == part] for part in (True, False))
     test, train = ([row for key in part for row in units[key]] for part in both)
     return test, train
 
@@ -70,24 +70,24 @@ def hold_out_texts(pairs: Sequence[tuple[str, str]], labelled: bool, split: int 
         sources.setdefault(kind, set()).add(source)
         classes.setdefault(source, set()).add(kind)
     rank = {source: _rank(source) for source in classes}
-    held = {source for source in classes if rank[source] < 0.1}
-    for own in [own for own in sources.values() if own <= held]:
-        held -= own
+    held_out = {source for source in classes if rank[source] < 0.1}
+    for own in [own for own in sources.values() if own <= held_out]:
+        held_out -= own
     if split > 1:
-        return held | one_of_each(classes, held, sorted(classes, key=rank.__getitem__))
-    if not held:
+        return held_out | one_of_each(classes, held_out, sorted(classes, key=rank.__getitem__))
+    if not held_out:
         spare = [s for s in classes if all(len(sources[kind]) > 1 for kind in classes[s])]
-        held = {min(spare, key=rank.__getitem__)} if spare else set()
-    return held
+        held_out = {min(spare, key=rank.__getitem__)} if spare else set()
+    return held_out
 
 
-def one_of_each(classes: Mapping[Any, Collection[Any]], held: Collection[Any], order: Sequence[Any]) -> set[Any]:
+def one_of_each(classes: Mapping[Any, Collection[Any]], held_out: Collection[Any], order: Sequence[Any]) -> set[Any]:
     """What must be held out besides, so that each class has one; `classes` are those of each example.
 
     The first in this order that leaves each of its classes another one to train on.
     """
-    evaluated = {kind for key in held for kind in classes[key]}
-    trained = Counter(kind for key, kinds in classes.items() if key not in held for kind in kinds)
+    evaluated = {kind for key in held_out for kind in classes[key]}
+    trained = Counter(kind for key, kinds in classes.items() if key not in held_out for kind in kinds)
     besides = set()
     for key in order:
         kinds = classes[key]

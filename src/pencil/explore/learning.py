@@ -73,7 +73,7 @@ class Exercises:
             "seed": question.seed,
             "page_words": None,  # not used any more
             "key": "",
-            "given": [_table(table) for table in question.given],
+            "given": [_table(table) for table in question.tables],
             "ask": question.ask,
             "digits": digits(question),
             "choices": choices(question),

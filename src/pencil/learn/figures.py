@@ -18,9 +18,9 @@ PLACES = ((0.12, -0.1, "left", "top"), (0.0, -0.12, "center", "top"), (0.0, 0.1,
 
 def geometric() -> Any:
     """Attention as a soft lookup: one query, three keys, and the weighted sum of their values."""
-    found = soft_lookup()
-    q, keys, values = (np.asarray(found[name].value)[0, 0] for name in ("want", "have", "give"))
-    scores, weights, out = (np.asarray(found[name].value)[0, 0, 0] for name in ("scores", "pattern", "z"))
+    trace = soft_lookup()
+    q, keys, values = (np.asarray(trace[name].value)[0, 0] for name in ("want", "have", "give"))
+    scores, weights, out = (np.asarray(trace[name].value)[0, 0, 0] for name in ("scores", "pattern", "z"))
     figure = draw.canvas(10.4, 4.6)
     figure.suptitle("Attention as a soft lookup", fontsize=13)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
@@ -86,8 +86,8 @@ def _line(axes: Any, start: tuple[float, float], end: tuple[float, float], width
 
 def block() -> Any:
     """A block as it is computed: its parts in their order, and what each residual addition adds."""
-    found = nanogpt_block()
-    steps = _steps(found)
+    trace = nanogpt_block()
+    steps = _steps(trace)
     figure = draw.canvas(7.2, 1.3 + 0.95 * len(steps))
     axes = figure.add_subplot()
     axes.set(xlim=(0, 12), ylim=(-0.6, len(steps) - 0.3), title="A block, as it is computed")
@@ -108,7 +108,7 @@ def block() -> Any:
             axes.text(
                 0.9,
                 (start + end) / 2,
-                f"residual {found[added].node.symbol}",
+                f"residual {trace[added].node.symbol}",
                 rotation=90,
                 ha="center",
                 va="center",
@@ -123,50 +123,56 @@ def block() -> Any:
 PARTS = {"attn_norm": "norm", "attn.out": "attention", "mlp_norm": "norm", "mlp.out": "MLP"}
 
 
-def _steps(found: LiveTrace) -> list[tuple[str, str, str | None]]:
+def _steps(trace: LiveTrace) -> list[tuple[str, str, str | None]]:
     """(name, text, the earlier name that is added to it) for each step of the first block, as recorded.
 
     A step is a residual addition if its receipt adds an earlier step to the one before it.
     """
     first = "blocks.0."
-    names = ["input", *(name for name in found.names if name.removeprefix(first) in (*PARTS, "mid", "post"))]
+    names = ["input", *(name for name in trace.names if name.removeprefix(first) in (*PARTS, "mid", "post"))]
     steps: list[tuple[str, str, str | None]] = []
     for i, name in enumerate(names):
-        node = found[name].node
+        node = trace[name].node
         symbol = f"{node.symbol} = {node.formula}" if node.formula else node.symbol
         short, shape = name.removeprefix(first), " × ".join(map(str, node.shape[1:]))
-        sources = {term.where.partition("[")[0] for term in found[f"{name}[0,0,0]"].why().terms}
-        added = next((one for one in names[: max(i - 1, 0)] if one in sources and names[i - 1] in sources), None)
-        what = _described(found, short)
+        sources = {term.where.partition("[")[0] for term in trace[f"{name}[0,0,0]"].why().terms}
+        added = next(
+            (earlier for earlier in names[: max(i - 1, 0)] if earlier in sources and names[i - 1] in sources), None
+        )
+        what = _described(trace, short)
         steps.append((name, f"{what}: {symbol}   ({shape})" if what else f"{symbol}   ({shape})", added))
     return steps
 
 
-def _described(found: LiveTrace, short: str) -> str:
+def _described(trace: LiveTrace, short: str) -> str:
     if short not in PARTS:
         return {"input": "input"}.get(short, "")
     if short == "attn.out":
-        heads, width = np.asarray(found["blocks.0.attn.q"].shape)[[1, 3]]
+        heads, width = np.asarray(trace["blocks.0.attn.q"].shape)[[1, 3]]
         return f"attention, {heads} head{'s' * bool(heads > 1)} of {width}"
     if short == "mlp.out":
-        wide, act = found["blocks.0.mlp_norm"].shape[-1], found["blocks.0.mlp.act"].node
+        wide, act = trace["blocks.0.mlp_norm"].shape[-1], trace["blocks.0.mlp.act"].node
         return f"MLP, {wide} → {act.shape[-1]} → {wide}, {act.symbol} = {act.formula}"
     return PARTS[short]
 
 
 def attention_demo() -> Any:
     """One head over six words: scores, weights, and why scores are divided by √d_k."""
-    found = mha_demo()
+    trace = mha_demo()
     figure = draw.canvas(13.2, 4.4)
     scores, weights, curve = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
-    _heat(figure, scores, found, "one.scores", 0, "scores Q Kᵀ/√d_k")
-    _heat(figure, weights, found, "one.pattern", 0, "weights: softmax of each row")
-    widths, plain, scaled = zip(*found.facts["curve"], strict=True)
+    _heat(figure, scores, trace, "one.scores", 0, "scores Q Kᵀ/√d_k")
+    _heat(figure, weights, trace, "one.pattern", 0, "weights: softmax of each row")
+    widths, plain, scaled = zip(*trace.facts["curve"], strict=True)
     curve.plot(widths, plain, "o-", color=draw.BAD, label="q·k")
     curve.plot(widths, scaled, "s-", color=draw.GOOD, label="q·k/√d_k")
-    for width, one, other in zip(widths, plain, scaled, strict=True):
-        curve.annotate(f"{one:.2f}", (width, one), (0, 6), textcoords="offset points", ha="center", fontsize=8)
-        curve.annotate(f"{other:.2f}", (width, other), (0, -12), textcoords="offset points", ha="center", fontsize=8)
+    for width, unscaled, scaled_value in zip(widths, plain, scaled, strict=True):
+        curve.annotate(
+            f"{unscaled:.2f}", (width, unscaled), (0, 6), textcoords="offset points", ha="center", fontsize=8
+        )
+        curve.annotate(
+            f"{scaled_value:.2f}", (width, scaled_value), (0, -12), textcoords="offset points", ha="center", fontsize=8
+        )
     curve.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
     curve.set(
         xscale="log", xlabel="head width d_k", ylabel="standard deviation", title="why scores are divided by √d_k"
@@ -180,21 +186,21 @@ def attention_demo() -> Any:
 
 def multi_head_demo() -> Any:
     """The same words through four heads, on one scale."""
-    found = mha_demo()
-    count = found["many.pattern"].shape[1]
+    trace = mha_demo()
+    count = trace["many.pattern"].shape[1]
     figure = draw.canvas(3.3 * count + 0.8, 3.9)
     figure.suptitle(f"{count} heads over the same words", fontsize=12)
     panels = figure.subplots(1, count)
-    top = float(np.asarray(found["many.pattern"].value).max())
-    shown = [_heat(None, panel, found, "many.pattern", i, f"head {i}", top) for i, panel in enumerate(panels)]
+    top = float(np.asarray(trace["many.pattern"].value).max())
+    shown = [_heat(None, panel, trace, "many.pattern", i, f"head {i}", top) for i, panel in enumerate(panels)]
     figure.colorbar(shown[-1], ax=list(panels), fraction=0.02)
     return figure
 
 
-def _heat(figure: Any, axes: Any, found: LiveTrace, name: str, head: int, title: str, top: float | None = None) -> Any:
+def _heat(figure: Any, axes: Any, trace: LiveTrace, name: str, head: int, title: str, top: float | None = None) -> Any:
     """One head of scores or weights with its numbers; attention is orange."""
-    values, node = np.asarray(found[name].value)[0, head], found[name].node
-    rows, columns = (draw.numbered(found.words(letter, len(values))) for letter in ("T", "S"))
+    values, node = np.asarray(trace[name].value)[0, head], trace[name].node
+    rows, columns = (draw.numbered(trace.words(letter, len(values))) for letter in ("T", "S"))
     top = float(np.abs(values).max()) if top is None else top
     colours, low = (draw.attention_colours(), 0.0) if node.portions else ("RdBu_r", -top)
     shown = axes.imshow(values, aspect="equal", cmap=colours, vmin=low, vmax=top)

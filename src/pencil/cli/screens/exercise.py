@@ -156,7 +156,7 @@ def show(question: Question, screen: Screen) -> None:
     """Show the exercise without its working."""
     screen.write(question.title + (f" (--seed {question.seed})" if question.seed is not None else ""), "bold")
     screen.write()
-    for line in laid_out(question.given, screen.width - 2):
+    for line in laid_out(question.tables, screen.width - 2):
         screen.write(line and "  " + line)
     screen.write()
     screen.write(question.ask)

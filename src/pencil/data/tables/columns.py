@@ -158,7 +158,7 @@ def _example(cells: Cells, column: int) -> str:
 
 def _numbers(column: Sequence[str]) -> bool:
     """Whether a column has only numbers, below what may be its name."""
-    return all(_number(one) is not None for one in column[1:] or column)
+    return all(_number(cell) is not None for cell in column[1:] or column)
 
 
 def label_names(names: Sequence[str]) -> tuple[str, str] | None:
@@ -191,7 +191,7 @@ def _pair(names: Sequence[str], width: int, kind: Kind) -> list[int | None] | No
     plain = [_plain(name) for name in names]
     for pair in kind.names:
         if pair[0] in plain and pair[1] in plain:
-            return [plain.index(one) for one in pair]
+            return [plain.index(name) for name in pair]
     return [0, 1] if width == 2 else None
 
 

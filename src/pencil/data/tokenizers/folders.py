@@ -204,7 +204,7 @@ def _byte_level(folder: Path, files: Files) -> dict[str, Any]:
     made = byte_level(vocabulary, [rule.split(" ") for rule in rules], settings)
     return {
         "version": "1.0",
-        "added_tokens": sorted(marks.values(), key=lambda one: one["id"]),
+        "added_tokens": sorted(marks.values(), key=lambda mark: mark["id"]),
         "normalizer": None,
         "post_processor": post,
         **made,
@@ -256,11 +256,11 @@ def _with_fallback(pieces: SentencePieces, special: Mapping[str, int], settings:
         form.insert(0, {"SpecialToken": {"id": begin, "type_id": 0}})
     if settings.get("add_eos_token") and end in special:
         form.append({"SpecialToken": {"id": end, "type_id": 0}})
-    used = [one["SpecialToken"]["id"] for one in form if "SpecialToken" in one]
+    used = [token["SpecialToken"]["id"] for token in form if "SpecialToken" in token]
     pair = [
-        {kind: {**one, "id": "B" if one["id"] == "A" else one["id"], "type_id": 1}}
+        {kind: {**token, "id": "B" if token["id"] == "A" else token["id"], "type_id": 1}}
         for part in form
-        for kind, one in part.items()
+        for kind, token in part.items()
     ]
     prefix = [{"type": "Prepend", "prepend": "▁"}] if pieces.dummy_prefix else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if pieces.dummy_prefix else []
@@ -473,8 +473,8 @@ def _rebuilt(content: Settings, name: str, files: Files, where: str) -> dict[str
 def _replaced(content: Settings, made: Settings) -> list[str]:
     """The stages of a tokenizer.json that another one replaces: those that decide where a text is split."""
 
-    def parts(one: Settings, stage: str) -> list[Mapping[str, Any]]:
-        return [part for part in stage_parts(one.get(stage), INSIDE[stage]) if part["type"] != "Sequence"]
+    def parts(tokenizer: Settings, stage: str) -> list[Mapping[str, Any]]:
+        return [part for part in stage_parts(tokenizer.get(stage), INSIDE[stage]) if part["type"] != "Sequence"]
 
     def differs(stage: str) -> bool:
         old, new = parts(content, stage), parts(made, stage)
@@ -517,7 +517,7 @@ def wordpiece(
 ) -> dict[str, Any]:
     """BERT's, with these texts of its special tokens."""
     cls, sep = texts["cls_token"], texts["sep_token"]
-    one, two = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB"))
+    first, second = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB"))
     return {
         "normalizer": {
             "type": "BertNormalizer",
@@ -529,8 +529,8 @@ def wordpiece(
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [_mark(cls), one, _mark(sep)],
-            "pair": [_mark(cls), one, _mark(sep), two, _mark(sep, 1)],
+            "single": [_mark(cls), first, _mark(sep)],
+            "pair": [_mark(cls), first, _mark(sep), second, _mark(sep, 1)],
             "special_tokens": {text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in (cls, sep)},
         },
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
@@ -603,15 +603,15 @@ def _llama(content: Settings, ids: Ids, texts: Texts, settings: Settings) -> dic
 def _t5(content: Settings, ids: Ids, texts: Texts, settings: Settings) -> dict[str, Any]:
     normalizers = stage_parts(content.get("normalizer"), INSIDE["normalizer"])
     spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-    one, two = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     end = _mark("</s>")
     return {
         "normalizer": next((part for part in normalizers if part["type"] == "Precompiled"), None),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, spaces]},
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [one, end],
-            "pair": [one, end, two, end],
+            "single": [first, end],
+            "pair": [first, end, second, end],
             "special_tokens": {"</s>": {"id": "</s>", "ids": [ids[texts["eos_token"]]], "tokens": ["</s>"]}},
         },
         "decoder": spaces,

@@ -67,7 +67,7 @@ def _read(proto: Any) -> SentencePieces:
         (len(proto.pieces) > MOST_PIECES, f"it has more than {MOST_PIECES:,} pieces"),
         (proto.denormalizer_spec.precompiled_charsmap, "it rewrites decoded text (denormalizer_spec)"),
     )
-    pieces = [(one.piece, one.score, one.type) for one in proto.pieces]
+    pieces = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
     kinds = [kind for _, _, kind in pieces]
     for kind, name in ((USER_DEFINED, "user-defined symbols"), (UNUSED, "unused pieces")):
         if kind in kinds:

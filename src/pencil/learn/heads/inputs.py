@@ -23,8 +23,8 @@ def head_inputs(loaded: Loaded, text: str | None = None, data: str | None = None
     """The inputs of the run's model, one forward pass each: parts of the text, other data, or its held-out data."""
     profile, run = head_profile(loaded), loaded.run
     if text is None:
-        found = profile.held_out(loaded, _task(loaded, profile, data))
-        if len(found) < 2:
+        inputs = profile.held_out(loaded, _task(loaded, profile, data))
+        if len(inputs) < 2:
             raise UserError(f"{run.path} has too little held-out data: at least two examples of two tokens are needed")
     elif profile.from_text is None:
         raise UserError(
@@ -34,8 +34,8 @@ def head_inputs(loaded: Loaded, text: str | None = None, data: str | None = None
     elif loaded.tokenizer is None:
         raise run.no_tokenizer()
     else:
-        found = profile.from_text(loaded, text)
-    return on_device(loaded.model, found)
+        inputs = profile.from_text(loaded, text)
+    return on_device(loaded.model, inputs)
 
 
 def separators(loaded: Loaded) -> set[int]:
@@ -51,7 +51,7 @@ def on_device(model: Any, inputs: Sequence[Inputs]) -> list[Inputs]:
     """The same on the model's device, in its precision."""
     like = next(model.parameters())
     return [
-        tuple(part.to(like) if part.is_floating_point() else part.to(like.device) for part in given) for given in inputs
+        tuple(part.to(like) if part.is_floating_point() else part.to(like.device) for part in row) for row in inputs
     ]
 
 

@@ -80,20 +80,20 @@ class Report:
     repeated: int  # tokens of the longest sequence written twice; 0 where induction was not measured
 
 
-Found = dict[tuple[str, int, str], Tensor]  # by group, layer and score: a value for each head
+HeadScores = dict[tuple[str, int, str], Tensor]  # by group, layer and score: a value for each head
 
 
 @torch.no_grad()
 def observe(
-    model: Any, groups: Sequence[AttentionGroup], given: Inputs, score: Callable[[Tensor, Layout], Any]
-) -> Found:
+    model: Any, groups: Sequence[AttentionGroup], inputs: Inputs, score: Callable[[Tensor, Layout], Any]
+) -> HeadScores:
     """The scores of every head in one forward pass; only one pattern is kept at a time."""
-    found: Found = {}
+    observed: HeadScores = {}
 
     def reader(group: AttentionGroup, layer: int) -> Callable[[Tensor], Tensor]:
         def read(pattern: Tensor) -> Tensor:
             scores = score(pattern[0].cpu().double(), group.layout)
-            found.update({(group.name, layer, name): values for name, values in scores.items()})
+            observed.update({(group.name, layer, name): values for name, values in scores.items()})
             return pattern
 
         return read
@@ -102,8 +102,8 @@ def observe(
     for group in groups:  # an encoder and a decoder may have different numbers of blocks
         layers = range(len(model.get_submodule(group.pattern.partition(".{}")[0])))
         edit |= {group.pattern.format(layer): reader(group, layer) for layer in layers}
-    model(*given, probe=Probe(edit=edit))
-    return found
+    model(*inputs, probe=Probe(edit=edit))
+    return observed
 
 
 def untrained(model: Any) -> Any:
@@ -119,25 +119,27 @@ def measure(model: Any, profile: HeadProfile, texts: Sequence[Inputs], separator
     if len(texts) < 2:
         raise UserError("one text gives no interval: give at least two")
     twin, rows, tokens = untrained(model), [], 0
-    for given in texts:
-        groups = profile.groups(model, given)
+    for inputs in texts:
+        groups = profile.groups(model, inputs)
         tokens = max(tokens, *(int(group.layout.rows.sum()) for group in groups))
         by_chance = {(group.name, name): share for group in groups for name, share in chances(group.layout).items()}
-        plain = observe(twin, groups, given, all_scores)
+        plain = observe(twin, groups, inputs, all_scores)
         # some position schemes favour what is near before any training
         least = {k: plain[k].clamp(min=by_chance.get((k[0], k[2]), 0.0)) for k in plain}
-        rows.append((observe(model, groups, given, all_scores), least))
+        rows.append((observe(model, groups, inputs, all_scores), least))
     repeats, count = _repeats(model, profile, texts, separators)
-    keys = [key for key in rows[0][0] if all(key in one and key in base for one, base in rows)]
-    scores = {key: _scores(key[2], [(one[key], base[key]) for one, base in rows]) for key in keys}
+    keys = [key for key in rows[0][0] if all(key in scored and key in base for scored, base in rows)]
+    scores = {key: _scores(key[2], [(scored[key], base[key]) for scored, base in rows]) for key in keys}
     for key in repeats[0][0] if repeats else ():
-        scores[key] = _scores(key[2], [(one[key], base[key]) for one, base in repeats])
+        scores[key] = _scores(key[2], [(scored[key], base[key]) for scored, base in repeats])
     heads = []
     for group in dict.fromkeys(group for group, _, _ in scores):
         for layer in sorted({layer for name, layer, _ in scores if name == group}):
-            mine = {name: found for (*where, name), found in scores.items() if where == [group, layer]}
-            each = [{name: found[i] for name, found in mine.items()} for i in range(len(mine["broad"]))]
-            heads += [Head(group, layer, i, one) for i, one in enumerate(each)]
+            of_layer = {name: head_scores for (*where, name), head_scores in scores.items() if where == [group, layer]}
+            each = [
+                {name: head_scores[i] for name, head_scores in of_layer.items()} for i in range(len(of_layer["broad"]))
+            ]
+            heads += [Head(group, layer, i, scored) for i, scored in enumerate(each)]
     return Report(tuple(heads), len(texts), tokens, count)
 
 
@@ -145,14 +147,14 @@ def _scores(name: str, pairs: list[tuple[Tensor, Tensor]]) -> list[Score]:
     """One score for each head, from its values and its baselines text by text."""
     values, base = (torch.stack(part).double().numpy() for part in zip(*pairs, strict=True))
     beyond = values - base
-    found = []
+    by_head = []
     for head in range(values.shape[1]):
         low = beyond[:, head].mean() - _margin(beyond[:, head])
         baseline = float(base[:, head].mean())
         # an untrained head is broad already, so breadth is shown and never a name
         clear = name != "broad" and bool(low >= CLEAR * (1 - baseline))
-        found.append(Score(float(values[:, head].mean()), _margin(values[:, head]), baseline, clear))
-    return found
+        by_head.append(Score(float(values[:, head].mean()), _margin(values[:, head]), baseline, clear))
+    return by_head
 
 
 def _margin(values: np.ndarray) -> float:
@@ -163,7 +165,7 @@ def _margin(values: np.ndarray) -> float:
 
 def _repeats(
     model: Any, profile: HeadProfile, texts: Sequence[Inputs], separators: Collection[int]
-) -> tuple[list[tuple[Found, Found]], int]:
+) -> tuple[list[tuple[HeadScores, HeadScores]], int]:
     """Induction on random sequences of the texts' tokens: written twice, and with another one before instead.
 
     Both have the same second half, so that the queries are the same. The sequences have all lengths, from a few tokens
@@ -171,19 +173,19 @@ def _repeats(
     """
     if profile.induction is None:
         return [], 0
-    kinds = np.unique(np.concatenate([given[0].cpu().numpy().ravel() for given in texts]))
+    kinds = np.unique(np.concatenate([inputs_of_text[0].cpu().numpy().ravel() for inputs_of_text in texts]))
     kinds = kinds[~np.isin(kinds, list(separators))]
     begun, start = profile.induction(model, texts)
     longest = min((min(model.config.context, LONGEST_INPUT_TOKENS) - len(begun)) // 2, len(kinds))
     if longest < FEWEST:
         return [], 0
-    rng, found = np.random.Generator(np.random.Philox(key=0)), []
+    rng, pairs = np.random.Generator(np.random.Philox(key=0)), []
     for i, count in enumerate(np.geomspace(FEWEST, longest, DRAWS).round().astype(int).tolist()):
         again, other = (rng.permutation(kinds)[:count].tolist() for _ in range(2))
         rows = [[*begun, *before, *again] for before in (again, other)]
         group = AttentionGroup("", SELF_ATTENTION, repeated(model.mask, count, start))
         # the other inputs of a text come with the sequence
         inputs = [(torch.tensor([row], device=texts[0][0].device), *texts[i % len(texts)][1:]) for row in rows]
-        twice, once = (observe(model, [group], given, shares) for given in inputs)
-        found.append((twice, once))
-    return found, longest
+        twice, once = (observe(model, [group], inputs_of_text, shares) for inputs_of_text in inputs)
+        pairs.append((twice, once))
+    return pairs, longest

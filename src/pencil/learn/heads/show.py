@@ -32,7 +32,7 @@ def groups_of(report: Report) -> dict[str, list[Head]]:
 
 def tables(report: Report) -> list[Table]:
     """For each group, one head a line: its scores with interval and baseline, and its name where it has earned one."""
-    found = []
+    made_tables = []
     for group, heads in groups_of(report).items():
         names = scores_of(heads)
         title = (
@@ -48,8 +48,8 @@ def tables(report: Report) -> list[Table]:
         for head in heads:
             cells = [_cell(head.scores.get(name)) for name in names]
             made.add_row(f"{head.layer}.{head.head}", *cells, _called(head))
-        found.append(made)
-    return found
+        made_tables.append(made)
+    return made_tables
 
 
 def _cell(score: Score | None) -> Text:
@@ -71,9 +71,9 @@ def words(report: Report) -> list[str]:
     for name in scores_of(report.heads):
         if name == "broad":
             continue
-        found = [at(head) for head in report.heads if NAMES[name] in head.names]
-        if found:
-            lines.append(f"{NAMES[name]}: {', '.join(found)}")
+        places = [at(head) for head in report.heads if NAMES[name] in head.names]
+        if places:
+            lines.append(f"{NAMES[name]}: {', '.join(places)}")
         else:
             missing.append(NAMES[name])
     if not lines:
@@ -134,7 +134,7 @@ def picture(report: Report, title: str) -> bytes:
     """A panel for each score: blocks down, heads across, darker where more; a frame around what earned a name."""
     groups = groups_of(report)
     panels = [(group, heads, name) for group, heads in groups.items() for name in scores_of(heads)]
-    count, depth = (max(getattr(one, side) for one in report.heads) + 1 for side in ("head", "layer"))
+    count, depth = (max(getattr(head, side) for head in report.heads) + 1 for side in ("head", "layer"))
     wide, high = max(2.4, 0.42 * min(count, NUMBERED) + 0.8), max(1.9, 0.36 * min(depth, NUMBERED) + 1.1)
     # groups are below one another, a single one in two rows
     across = 3 if len(groups) == 1 else max(len(scores_of(heads)) for heads in groups.values())
@@ -159,19 +159,19 @@ def picture(report: Report, title: str) -> bytes:
 
 
 def _panel(axes: Any, heads: list[Head], name: str) -> Any:
-    down, across = (max(getattr(one, side) for one in heads) + 1 for side in ("layer", "head"))
+    down, across = (max(getattr(head, side) for head in heads) + 1 for side in ("layer", "head"))
     values = np.full((down, across), np.nan)
-    for one in heads:
-        values[one.layer, one.head] = 100 * one.scores[name].mean
+    for head in heads:
+        values[head.layer, head.head] = 100 * head.scores[name].mean
     shown = axes.imshow(values, cmap="Blues", vmin=0, vmax=100, aspect="auto")
     few = max(down, across) <= NUMBERED
-    for one in heads:
-        value = one.scores[name].mean
+    for head in heads:
+        value = head.scores[name].mean
         if few:
             shade = "white" if value > 0.55 else "black"
-            axes.text(one.head, one.layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=8, color=shade)
-        if one.scores[name].clear:
-            corner = one.head - 0.46, one.layer - 0.46
+            axes.text(head.head, head.layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=8, color=shade)
+        if head.scores[name].clear:
+            corner = head.head - 0.46, head.layer - 0.46
             axes.add_patch(_frame(corner))
     if few:
         axes.set(xticks=range(across), yticks=range(down))

@@ -52,7 +52,7 @@ class Mistake:
 class Question:
     """One exercise with its numbers; `seed` None means the document's own numbers."""
 
-    given: tuple[Table, ...]
+    tables: tuple[Table, ...]
     ask: str
     blanks: tuple[Blank, ...]
     mistakes: tuple[Mistake, ...] = ()

@@ -67,13 +67,13 @@ def posed(
     ask: str,
     answers: Sequence[Blank],
     working: Callable[[], Iterable[str]],
-    given: Sequence[Table] = (),
+    tables: Sequence[Table] = (),
     rows: Sequence[tuple[str, int]] = (),
     across: Sequence[str] = (),
 ) -> Question:
     """A question that belongs to a page alone; it has no list of known mistakes."""
     return Question(
-        tuple(given),
+        tuple(tables),
         ask,
         tuple(answers),
         work=working,
@@ -226,7 +226,8 @@ def mask_grid(seed: int | None, count: int) -> Question:
         f"cells does the causal mask block, and how many are blocked without a mask (bidirectional)?",
         (*cells, *numbers(("blocked, causal", blocked, 0), ("blocked, no mask", 0, 0))),
         lambda: [
-            f"{row}: " + "  ".join("0" if one else "−inf" for one in line) for row, line in zip(down, seen, strict=True)
+            f"{row}: " + "  ".join("0" if label else "−inf" for label in line)
+            for row, line in zip(down, seen, strict=True)
         ],
         rows=[*((row, count) for row in down), ("blocked, causal", 1), ("blocked, no mask", 1)],
         across=across,
@@ -389,7 +390,7 @@ def head_sizes(seed: int | None) -> Question:
     tokens, width, heads = (
         (10, 512, 8) if seed is None else (10, *drawn("heads", seed).pick([(768, 12), (1024, 16), (384, 6), (256, 4)]))
     )
-    each, one = tokens * tokens * width // heads, tokens * tokens * width
+    each, full = tokens * tokens * width // heads, tokens * tokens * width
     made = Attention(width, heads, bias=False)
     count = sum(weight.numel() for weight in made.parameters())
     return posed(
@@ -403,13 +404,13 @@ def head_sizes(seed: int | None) -> Question:
             ("d_k", made.head_width, 0),
             ("one head", each, 0),
             ("all heads", heads * each, 0),
-            ("one of full width", one, 0),
+            ("one of full width", full, 0),
             ("weights", count, 0),
         ),
         lambda: [
             f"d_k = {width}/{heads} = {width // heads}",
             f"{tokens}·{tokens}·{width // heads} = {each}; times {heads} = {heads * each}",
-            f"{tokens}·{tokens}·{width} = {one}: the same",
+            f"{tokens}·{tokens}·{width} = {full}: the same",
             f"4·{width}² = {count:,}",
         ],
     )

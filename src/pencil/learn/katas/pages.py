@@ -423,7 +423,7 @@ def _table_to_fill(
     def working() -> Iterator[str]:
         for i, row in enumerate(down):
             yield f"{row}, {across[0]} = {_cell(_worked(seed), name, *first, i, 0)}"
-            yield f"  {row}: {'  '.join(format_number(float(one), decimals + 2) for one in part[i])}"
+            yield f"  {row}: {'  '.join(format_number(float(value), decimals + 2) for value in part[i])}"
 
     return posed(
         "worked",
@@ -497,7 +497,7 @@ def _softmax_row(seed: int | None, head: int) -> Question:
         "Step by step: subtract the row's largest score, raise e to each, add the results, divide each by the sum.",
         [Blank(label, float(value), 4) for label, value in zip(labels, flat, strict=True)],
         lambda: [
-            f"{name}: {'  '.join(format_number(float(one), 6) for one in part)}"
+            f"{name}: {'  '.join(format_number(float(value), 6) for value in part)}"
             for name, part in zip(names, parts, strict=True)
         ],
         [table("scores", row, ["cls"], TOKENS)],
@@ -517,9 +517,9 @@ def _reading(seed: int | None) -> Question:
         "In each head: the index of the token that cls attends to most (cls is 0), and how many percent it gets.",
         numbers(
             *(
-                one
+                answer
                 for head, row in enumerate(rows)
-                for one in (
+                for answer in (
                     (f"head {head + 1}: token", best[head], 0),
                     (f"head {head + 1}: percent", 100 * row.max(), 1),
                 )

@@ -133,7 +133,7 @@ def _trace_pixel(image: Rows, patch: int, row: int, column: int) -> Question:
             f"transposed: ({patch_row}, {patch_column}, {inner_row}, {inner_column})",
             f"patch = {patch_row}·{across} + {patch_column} = {index}, place = {inner_row}·{patch} + {inner_column} = "
             f"{place}",
-            f"patches[{index}] = {[int(one) for one in done['patches'][index]]}, and its pixel {place} is {pixel:.0f}",
+            f"patches[{index}] = {[int(n) for n in done['patches'][index]]}, and its pixel {place} is {pixel:.0f}",
         ],
     )
 

@@ -135,7 +135,7 @@ def _exercise(number: int, question: Question) -> str:
     boxes = _filled_in(question) or "".join(
         f'<span class="blank">{escape(label)}<span class="box"></span></span>' for label in labels(question)
     )
-    tables = "".join(map(_table, question.given))
+    tables = "".join(map(_table, question.tables))
     return (
         f'<section class="exercise"><h2>{number}. {escape(question.title)}</h2>'
         f'<div class="given">{tables}</div>'

@@ -121,7 +121,7 @@ def _number(*parts: object) -> int:
 def _check(questions: Iterable[Question]) -> str:
     """Three letters as a checksum of the exercises; of each given value, three digits count."""
     content = [
-        [q.kata, q.ask, *(b.label for b in q.blanks), *(_about(v) for t in q.given for row in t.rows for v in row)]
+        [q.kata, q.ask, *(b.label for b in q.blanks), *(_about(v) for t in q.tables for row in t.rows for v in row)]
         for q in questions
     ]
     return base64.b32encode(hashlib.sha256(repr(content).encode()).digest()).decode()[:3].lower()

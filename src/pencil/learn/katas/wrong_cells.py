@@ -22,7 +22,7 @@ TOKENS = ["cls", "patch 1", "patch 2", "patch 3", "patch 4"]
 def _page() -> tuple[dict[str, dict[tuple[int, ...], Number]], LiveTrace]:
     """The verdicts on every number of the published page, and the trace of the same example."""
     report = check(shipped()["004-vit-by-hand"])
-    return {step.name: {one.index: one for one in step.numbers} for step in report.steps}, vit_4x4()
+    return {step.name: {item.index: item for item in step.numbers} for step in report.steps}, vit_4x4()
 
 
 def _marked(printed: list[str], values: np.ndarray) -> list[str]:

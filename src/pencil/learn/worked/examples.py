@@ -150,14 +150,14 @@ def _drawn() -> dict[str, Any]:
     """The random numbers of the demonstration, in the order its program draws them."""
     rng = np.random.RandomState(42)
     x = rng.randn(6, 8)
-    one = [rng.randn(8, 4) * 0.5 for _ in range(3)]
+    value = [rng.randn(8, 4) * 0.5 for _ in range(3)]
     curve = []
     for width in DEVIATIONS:
         q, k = rng.randn(1000, width), rng.randn(1000, width)
         products = (q * k).sum(1)
         curve.append((width, float(products.std()), float((products / np.sqrt(width)).std())))
     heads = [[rng.randn(8, 2) * 0.5 for _ in range(4)] for _ in range(3)]
-    return {"x": x, "one": one, "curve": curve, "heads": heads, "out": rng.randn(8, 8) * 0.5}
+    return {"x": x, "one": value, "curve": curve, "heads": heads, "out": rng.randn(8, 8) * 0.5}
 
 
 def deviations() -> list[tuple[int, float, float]]:
