@@ -538,7 +538,7 @@ def test_words_from_elsewhere_stay_words(monkeypatch):
     odd = Question(
         (Table("<i>", [["&"]], ["<"], [">"]),), "<script>", (Blank("<u>", "<s>", words=True),), title="<b>title"
     )
-    page = sheet_html.page(sheets.Sheet("c", (odd,)))
+    page = sheet_html.page([("", sheets.Sheet("c", (odd,)))])
     assert not re.search(r"<(i|u|s|script)>", page)
     assert "<b>title" not in page
 
@@ -547,9 +547,9 @@ def test_words_from_elsewhere_stay_words(monkeypatch):
 def test_the_sheet_prints_on_both_kinds_of_paper(browser, tmp_path):
     sheet = sheets.make("all", len(KATAS), 5)
     made = {
-        "whole": sheet_html.page(sheet),
-        "sheet": sheet_html.page(sheet, answers=False),
-        "key": sheet_html.key_page(sheet),
+        "whole": sheet_html.page([("", sheet)]),
+        "sheet": sheet_html.page([("", sheet)], answers=False),
+        "key": sheet_html.key_page([("", sheet)]),
     }
     page, asked, pages = browser.new_page(), [], {}
     page.on("request", lambda request: asked.append(request.url))

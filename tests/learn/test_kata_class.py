@@ -67,7 +67,7 @@ def test_the_room_to_work_follows_the_length_of_the_working():
     rooms = {}
     for name in ("scale", "layernorm", "heads"):
         sheet = sheets.make(name, 1, 5)
-        page = sheet_html.page(sheet)
+        page = sheet_html.page([("", sheet)])
         (room,) = re.findall(r'<div class="room(\d+)">', page)
         rooms[name] = float(re.search(rf"\.room{room} {{ height: (\d+)mm }}", page)[1])
         lines = len(sheet.questions[0].working)
@@ -78,7 +78,7 @@ def test_the_room_to_work_follows_the_length_of_the_working():
 
 @pytest.mark.long
 def test_the_rooms_are_as_high_in_a_browser(browser, tmp_path):
-    (tmp_path / "s.html").write_text(sheet_html.page(sheets.make("scale+heads", 2, 5)), encoding="utf-8")
+    (tmp_path / "s.html").write_text(sheet_html.page([("", sheets.make("scale+heads", 2, 5))]), encoding="utf-8")
     page = browser.new_page()
     page.goto((tmp_path / "s.html").as_uri())
     rooms = "[...document.querySelectorAll('[class^=room]')].map(e => e.getBoundingClientRect().height / 96 * 25.4)"

@@ -158,7 +158,10 @@ def test_pages_print_on_both_kinds_of_paper(browser, tmp_path):
     for name in ("000", "004"):
         sheet = sheets.of_document(name, None)
         pages = {}
-        for part, text in (("whole", sheet_html.page(sheet)), ("work", sheet_html.page(sheet, answers=False))):
+        for part, text in (
+            ("whole", sheet_html.page([("", sheet)])),
+            ("work", sheet_html.page([("", sheet)], answers=False)),
+        ):
             (tmp_path / f"{part}.html").write_text(text, encoding="utf-8")
             shown.goto((tmp_path / f"{part}.html").as_uri())
             for width in (210, 215.9):

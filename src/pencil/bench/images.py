@@ -72,17 +72,14 @@ def dit_pair(plan: Plan) -> tuple[str, Pair]:
         ours.positions.table.copy_(sinusoids(config).reshape(ours.positions.table.shape))
     picture, timestep, label = noised(config, 3, plan.device)
     inputs = picture, timestep % COMPARED_TIMESTEPS, label
-    return preset, Pair(plan, ours, DIFFUSERS, plan.peers.diffusers_dit, _call_diffusers, inputs)
+    maker = plan.peers.diffusers_dit
+    return preset, Pair(plan, ours, DIFFUSERS, maker, lambda model, *x: model(*x, return_dict=False)[0], inputs)
 
 
 def noised(c: Any, batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Random inputs of a diffusion transformer: pictures, timesteps and labels."""
     timestep, label = (torch.randint(n, (batch,), device=device) for n in (1000, c.classes))
     return torch.randn(batch, c.channels, *c.image_size, device=device), timestep, label
-
-
-def _call_diffusers(model: Any, *inputs: Tensor) -> Tensor:
-    return model(*inputs, return_dict=False)[0]
 
 
 def _train_rows(

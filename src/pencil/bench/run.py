@@ -3,12 +3,12 @@
 import os
 import platform
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import __version__
+from ..cost.measure import processor
 from . import attention, decode, images, train
 from .plan import Plan, Row
 
@@ -29,7 +29,7 @@ def machine(plan: Plan) -> dict[str, Any]:
     """Where the figures were measured, and the rates they are compared with."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "pencil": __version__}
     return {
-        "device": torch.cuda.get_device_name(plan.device) if plan.cuda else _processor(),
+        "device": torch.cuda.get_device_name(plan.device) if plan.cuda else processor() or f"{platform.machine()} CPU",
         "kind": plan.device.type,
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
@@ -38,10 +38,3 @@ def machine(plan: Plan) -> dict[str, Any]:
         "matmul_flops": plan.ceilings.rate(plan.dtype_name),
         "copy_bytes": plan.ceilings.bandwidth,
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else f"{platform.machine()} CPU"

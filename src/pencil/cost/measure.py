@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,6 +20,14 @@ LOCAL = "local"  # the name of this machine
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LONGEST_SECONDS = 20.0  # that one call may take
 STEPS = 5  # decode steps that are timed
+
+
+def processor() -> str:
+    """The name of this machine's processor; empty where the system has none."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "")
 
 
 def synchronize(device: torch.device) -> None:

@@ -39,10 +39,6 @@ def mean_square(output: Tensor) -> Tensor:
     return output.float().square().mean()
 
 
-def no_formulas(config: BlockConfig) -> dict[str, str]:
-    return {}
-
-
 @dataclass(frozen=True)
 class CostProfile:
     """What is special to a family; parameters and FLOPs are not, since they are counted on the meta device."""
@@ -55,8 +51,8 @@ class CostProfile:
     activations: Callable[[Any, int, int | None, int], Activations] | None = None
     loss: Callable[[Tensor], Tensor] = cross_entropy  # of the output, for a measured train step
     groups: Mapping[str, str] = field(default_factory=dict)  # module names to groups, over count.GROUPS
-    parameter_formulas: Callable[[Any], dict[str, str]] = no_formulas  # by group, for display
-    flop_formulas: Callable[[Any], dict[str, str]] = no_formulas  # of one token's forward pass
+    parameter_formulas: Callable[[Any], dict[str, str]] = lambda config: {}  # by group, for display
+    flop_formulas: Callable[[Any], dict[str, str]] = lambda config: {}  # of one token's forward pass
 
     def check_length(self, config: BlockConfig, length: int | None) -> None:
         """Refuse a length that the model cannot take."""

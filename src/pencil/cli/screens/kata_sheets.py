@@ -80,9 +80,9 @@ def _write(printing: Printing, seed: int | None, count: int, make: Callable[[int
     out, key = expand_path(printing.out or ""), printing.key
     sheet = papers[0][1]
     copies = papers if printing.different else [("", sheet)]
-    write_aside(out, sheet_html.class_page(copies, answers=key is None).encode())
+    write_aside(out, sheet_html.page(copies, answers=key is None).encode())
     if key is not None:
-        write_aside(expand_path(key), sheet_html.class_key_page(copies).encode())
+        write_aside(expand_path(key), sheet_html.key_page(copies).encode())
     if printing.csv is not None:
         write_aside(expand_path(printing.csv), class_grading.template(papers).encode())
     screen = Screen()

@@ -115,10 +115,11 @@ def read_index(path: Path, sha: str) -> list[Sample]:
 
 
 def _samples(path: Path) -> Iterator[Sample]:
-    package, about = _package(path), mark_of(check_regular(path))
+    need = f"{path} is a shard, which needs the webdataset package"
+    tariterators, about = package("webdataset.tariterators", need, "shards"), mark_of(check_regular(path))
     members = ({"fname": member.name, "data": member, "__url__": str(path)} for member in _members(path, about))
     try:
-        groups = list(package.group_by_keys(members))
+        groups = list(tariterators.group_by_keys(members))
     except UserError:
         raise
     except ValueError as error:
@@ -148,10 +149,6 @@ def _header(member: Member) -> tuple[Header, str]:
         return Header(f"a file of more than {MAX_PICTURE_BYTES:,} bytes"), ""
     header = read_header(member)
     return header, "" if header.fault else hashlib.sha256(member.open().getbuffer()).hexdigest()
-
-
-def _package(path: Path) -> Any:
-    return package("webdataset.tariterators", f"{path} is a shard, which needs the webdataset package", "shards")
 
 
 def _members(path: Path, mark: tuple[int, int]) -> Iterator[Member]:

@@ -30,7 +30,7 @@ def tokenizer_files(tokenizer: Tokenizer, context: int | None = None) -> dict[st
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     if context is not None:
         settings["model_max_length"] = context
-    settings["clean_up_tokenization_spaces"] = tokenizer.special is not None and tokenizer.special.clean
+    settings["clean_up_tokenization_spaces"] = tokenizer.clean
     return {
         "tokenizer.json": content.encode(),
         "tokenizer_config.json": _json(settings),
@@ -108,7 +108,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer, context: int | None) -> di
     """The files of sentencepiece again: spiece.model, or Marian's three."""
     names = _names(tokenizer)
     settings: dict[str, Any] = names | ({} if context is None else {"model_max_length": context})
-    if tokenizer.special is not None and tokenizer.special.clean:
+    if tokenizer.clean:
         settings["clean_up_tokenization_spaces"] = True
     files = {"special_tokens_map.json": _json(names)}
     written = [write_sentencepiece(side.model) for side in tokenizer.sides]

@@ -58,19 +58,6 @@ class SpecialTokens:
             tokens[name] = tuple(ids) if several else ids[0]
         return SpecialTokens(**tokens)
 
-    def tidy(self, text: str) -> str:
-        """Decoded text, cleaned up where the tokenizer asks for it."""
-        for written, cleaned in CLEAN.items() if self.clean else ():
-            text = text.replace(written, cleaned)
-        return text
-
-    def certain(self, text: str) -> int:
-        """How much of a text is the same whatever follows, once tidied."""
-        end = len(text)
-        while self.clean and end and (space := text.rfind(" ", max(0, end - CLEAN_REACH), end)) >= 0:
-            end = space
-        return end
-
     @property
     def table(self) -> dict[str, Any]:
         """The `[tokens]` table: only what is set, and a single id not as a list."""
@@ -98,13 +85,14 @@ class Tokenizer(ABC):
     pad: int | None = None
     start: int | None = None
     never: tuple[int, ...] = ()
+    clean = False  # decoded text is cleaned up
     cuttable = True  # a long text may be encoded in pieces, cut as `pieces` does
     joined = False  # the text of a token does not depend on the token before it
     around: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # what stands before and after a text, as a model reads it
 
     def use_special(self, special: SpecialTokens) -> None:
         """Take over the special tokens of an imported run."""
-        self.special, self.never = special, special.never
+        self.special, self.never, self.clean = special, special.never, special.clean
         self.begin, self.mask, self.pad, self.start = special.begin, special.mask, special.pad, special.start
         self.end = special.end[0] if special.end else None
 
@@ -163,8 +151,14 @@ class Tokenizer(ABC):
         return False
 
     def tidy(self, text: str) -> str:
-        return text if self.special is None else self.special.tidy(text)
+        """Decoded text, cleaned up where the tokenizer asks for it."""
+        for written, cleaned in CLEAN.items() if self.clean else ():
+            text = text.replace(written, cleaned)
+        return text
 
     def certain(self, text: str) -> int:
         """How much of a text is the same whatever follows, once tidied."""
-        return len(text) if self.special is None else self.special.certain(text)
+        end = len(text)
+        while self.clean and end and (space := text.rfind(" ", max(0, end - CLEAN_REACH), end)) >= 0:
+            end = space
+        return end

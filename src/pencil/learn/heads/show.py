@@ -159,6 +159,8 @@ def picture(report: Report, title: str) -> bytes:
 
 
 def _panel(axes: Any, heads: list[Head], name: str) -> Any:
+    from matplotlib.patches import Rectangle
+
     down, across = (max(getattr(head, side) for head in heads) + 1 for side in ("layer", "head"))
     values = np.full((down, across), np.nan)
     for head in heads:
@@ -172,19 +174,13 @@ def _panel(axes: Any, heads: list[Head], name: str) -> Any:
             axes.text(head.head, head.layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=8, color=shade)
         if head.scores[name].clear:
             corner = head.head - 0.46, head.layer - 0.46
-            axes.add_patch(_frame(corner))
+            axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=draw.BAD, linewidth=2.5))
     if few:
         axes.set(xticks=range(across), yticks=range(down))
     axes.set_xlabel("head", fontsize=8)
     axes.set_ylabel("block", fontsize=8)
     axes.tick_params(labelsize=8)
     return shown
-
-
-def _frame(corner: tuple[float, float]) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=draw.BAD, linewidth=2.5)
 
 
 def _baselines(heads: list[Head], name: str) -> str:

@@ -62,25 +62,15 @@ STYLE = STYLE.replace("ROOM", "\n".join(f".room{n} {{ height: {n * LINE}mm }}" f
 Paper = tuple[str, Sheet]  # a student, or nobody, and the sheet
 
 
-def page(sheet: Sheet, answers: bool = True) -> str:
-    """The worksheet as HTML; with `answers`, they are at its end on a separate page."""
-    return class_page([("", sheet)], answers)
-
-
-def key_page(sheet: Sheet) -> str:
-    """The answers with their working, as HTML."""
-    return class_key_page([("", sheet)])
-
-
-def class_page(papers: Sequence[Paper], answers: bool = True) -> str:
-    """The worksheets of a class as one HTML page, each from a new sheet of paper; then the answers."""
+def page(papers: Sequence[Paper], answers: bool = True) -> str:
+    """Worksheets as one HTML page, each from a new sheet of paper; with `answers`, they are at its end."""
     body = "\n".join(f'<div class="paper">{_paper(student, sheet)}</div>' for student, sheet in papers)
     keys = "\n".join(f'<div class="key">{_key(student, sheet)}</div>' for student, sheet in papers if answers)
     return _whole(papers, papers[0][1].title, f"{body}\n{keys}")
 
 
-def class_key_page(papers: Sequence[Paper]) -> str:
-    """The answers of a class's worksheets, as one HTML page."""
+def key_page(papers: Sequence[Paper]) -> str:
+    """The answers of worksheets with their working, as one HTML page."""
     title = f"{papers[0][1].title}: answers"
     keys = (_key(student, sheet) for student, sheet in papers)
     return _whole(papers, title, "\n".join(f'<div class="paper">{key}</div>' for key in keys))

@@ -192,25 +192,18 @@ def environment() -> dict[str, str]:
     import torch
 
     from ... import __version__
+    from ...cost.measure import processor
 
     cores = f"{os.cpu_count()} cores"
     # times are not reliable on a busy machine
     busy = f"load {os.getloadavg()[1]:.1f}" if hasattr(os, "getloadavg") else ""
+    machine = f"{platform.system()} {platform.machine()}", processor() or platform.processor(), cores, busy
     return {
         "pencil": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": ", ".join(filter(None, (f"{platform.system()} {platform.machine()}", _processor(), cores, busy))),
+        "machine": ", ".join(filter(None, machine)),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "")
 
 
 def as_json(result: Result) -> dict[str, Any]:
