@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pencil.config import UserError
 from pencil.data.tables import pairs
-from pencil.data.tables.columns import PAIRS
 from pencil.data.tables.dates import CHARACTERS, Dates
+from pencil.data.tables.tables import PAIRS
 from pencil.data.tokenizers.tokenizer import CharTokenizer
 
 AS_WRITTEN = {"header": False, "text_column": "1", "label_column": "2"}

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from pencil.config import UserError
 from pencil.data.tables import pairs
-from pencil.data.tables.columns import LABELLED, LABELS, TEXTS, NamedColumns
 from pencil.data.tables.pairs import read_pairs
-from pencil.data.tables.tables import DELIMITERS, Format
+from pencil.data.tables.tables import DELIMITERS, LABELLED, LABELS, TEXTS, Format, NamedColumns
 from pencil.data.text import text_data as text
 
 ROWS = [(f"the film was {'good' if i % 3 else 'bad'}, number {i}", "pos" if i % 3 else "neg") for i in range(101)]

@@ -16,10 +16,23 @@ from ...config import UserError, expand_path, nearest, package, refused
 from ...files import check_inside, check_regular, fingerprint
 from ..sources import PREFIX, is_several
 from ..split import SPLIT, hold_out_texts, not_evaluated, with_two_labels
-from .columns import LABELLED, PAIRS, UNNAMED, Kind, NamedColumns, Names, find_columns, label_names
 from .dates import CHARACTERS, VERSION, Dates
 from .file_kinds import not_text, to_utf8
-from .tables import ANY, Format, Ragged, Table, read_table
+from .tables import (
+    ANY,
+    LABELLED,
+    PAIRS,
+    UNNAMED,
+    Format,
+    Kind,
+    NamedColumns,
+    Names,
+    Ragged,
+    Table,
+    find_columns,
+    label_names,
+    read_table,
+)
 
 EMBEDDED = ("dates",)
 MIN_TO_SELECT_BEST = 20  # held-out pairs; a score on fewer is too noisy to select weights by
