@@ -39,7 +39,7 @@ def test_shown(judge):
     said = judge(CLAIM.format(3, 3) + 'command = "pencil kata match"\n', code=0).stdout
     assert said.splitlines()[1:] == [
         "  line 7    shown      The sum is 3.",
-        "                       3 = 3",
+        "                       Measured: 3 = 3.",
         "                       pencil kata match",
         "",
         "claims: 1 shown, 0 not shown, 0 wrong",
@@ -51,15 +51,15 @@ def test_wrong_says_what_is_right_and_is_exit_1(judge):
     said = judge(content, code=1).stdout
     assert said.splitlines()[1:4] == [
         "  line 7    wrong      The sum is 4.",
-        "                       3 ≠ 4",
         "                       Right: It is 3.",
+        "                       Measured: 3 ≠ 4.",
     ]
     told = json.loads(judge(content, "--json", code=1).stdout)
     assert told["claim_counts"] == told["files"][0]["claim_counts"] == {"shown": 0, "not shown": 0, "wrong": 1}
     (claim,) = told["files"][0]["claims"]
     assert claim == {
         "text": "The sum is 4.", "line": 7, "label": "", "formula": "sum(x) == 4", "verdict": "wrong",
-        "note": "It is 3.", "values": "3 ≠ 4", "command": "",
+        "note": "It is 3.", "values": "Measured: 3 ≠ 4.", "command": "",
     }  # fmt: skip
 
 
@@ -110,6 +110,9 @@ def claim(formula="1 < 2", *lines, text='text = "a"'):
     (claim("1 < 2", "instead = 'b'"), "line 6: this claim holds, so there is nothing to say instead"),
     (claim("2 < 1", "instead = 'b'", "right = '3 < 1'"), "line 7: the formula of what is right does not hold either"),
     (claim("2 < 1", "instead = 'b'", "right = 'z'"), "line 7: nothing above is named z"),
+    (claim("1 < 2", "measured = 'It is 1.'"), "line 6: measured has {a} where the number on the left"),
+    (claim("all(x > 0)", "measured = 'It is {a}.'"), "line 6: measured is for a formula that compares two numbers"),
+    ("[[claim]]\ntext = 'a'\nwhy = 'b'\nmeasured = 'c'", "line 1: measured is for a claim with a formula"),
     (claim("x"), "line 5: the formula gives 2 numbers, and a claim is true or false; use all(…)"),
     (claim("x > 1"), "line 5: the formula gives 2 numbers, and a claim is true or false"),
     (claim("sum(x)"), "line 5: the formula gives 3, and a claim is true (1) or false (0); compare it"),

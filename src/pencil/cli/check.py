@@ -106,7 +106,7 @@ def _show_claim(console: Console, claim: "Claim") -> None:
     where = f"line {claim.line}" if claim.line else ""
     head = Text.assemble("  ", (f"{where:10}", "dim"), (f"{claim.verdict:11}", STYLE[claim.verdict]))
     note = f"Right: {claim.note}" if claim.note and claim.verdict == "wrong" else claim.note
-    lines = [(claim.text, ""), (claim.values, "dim"), (note, ""), (claim.command, "cyan")]
+    lines = [(claim.text, ""), (note, ""), (claim.values, "dim"), (claim.command, "cyan")]
     width = max(NARROWEST, console.width) - len(head)
     for text, style in lines:
         for line in textwrap.wrap(text, width, break_on_hyphens=False) if text else ():

@@ -107,8 +107,7 @@ def _section(section: Section, screen: Screen) -> None:
         screen.write("Claims", "dim")
     for claim in section.claims:
         screen.write(f"line {claim.line}:  {claim.text}", indent=2)
-        about = "; ".join(part for part in (claim.values, claim.note) if part)
-        screen.write(f"{claim.verdict}{': ' if about else ''}{about}", CLAIMS[claim.verdict], 4)
+        screen.write(f"{claim.verdict}{': ' if claim.evidence else ''}{claim.evidence}", CLAIMS[claim.verdict], 4)
         if claim.command:
             screen.write(claim.command, "cyan", 4)
     if section.corrections:

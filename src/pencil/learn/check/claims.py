@@ -35,8 +35,13 @@ class Claim:
     formula: str
     verdict: str
     note: str  # what is right, of a wrong claim; why it is not shown, of the others
-    values: str  # the two sides of the comparison that decided it
+    values: str  # what was measured: a sentence with the two sides of the comparison that decided it
     command: str  # shows it
+
+    @property
+    def evidence(self) -> str:
+        """What supports the verdict: what is right or why it is not shown, then what was measured."""
+        return " ".join(part for part in (self.note, self.values) if part)
 
 
 def count_claims(claims: Iterable[Claim]) -> dict[str, int]:
@@ -53,7 +58,8 @@ def judge(tables: Tables, exact: Known, printed: Known) -> tuple[Claim, ...]:
         tables.on("", "claim", i, _check_keys, claim)
         verdict, values = NOT_SHOWN, ""
         if "formula" in claim:
-            holds, values = tables.on("formula", "claim", i, _decide, claim["formula"], known)
+            holds, sides = tables.on("formula", "claim", i, _decide, claim["formula"], known)
+            values = tables.on("measured", "claim", i, _measured, claim.get("measured", ""), sides)
             verdict = SHOWN if holds else WRONG
             if holds and "instead" in claim:
                 raise tables.error("this claim holds, so there is nothing to say instead", "instead", "claim", i)
@@ -74,16 +80,16 @@ def _check_keys(claim: dict[str, Any]) -> None:
     if "formula" not in claim:
         if not claim.get("why", "").strip():
             raise UserError("this claim has no formula; add one, or say why it is not shown")
-        if extra := next((key for key in ("instead", "right") if key in claim), None):
-            raise UserError(f"{extra} is for a claim with a formula that is false")
+        if extra := next((key for key in ("instead", "right", "measured") if key in claim), None):
+            raise UserError(f"{extra} is for a claim with a formula{' that is false' * (extra != 'measured')}")
     elif "why" in claim:
         raise UserError("why is for a claim without a formula")
     if "right" in claim and "instead" not in claim:
         raise UserError("this claim has the formula of what is right; say it in words as well, as instead")
 
 
-def _decide(formula: str, known: Known) -> tuple[bool, str]:
-    """Whether a formula is true, and the two numbers that it compares, if it does."""
+def _decide(formula: str, known: Known) -> tuple[bool, tuple[str, str, str] | None]:
+    """Whether a formula is true, and the two numbers that it compares with the sign between them, if it does."""
     tree = read(formula)
     match tree:
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARE:
@@ -91,19 +97,27 @@ def _decide(formula: str, known: Known) -> tuple[bool, str]:
             if any(np.isnan(side).any() for side in sides):
                 raise UserError("one side of the comparison is not a number, so that it decides nothing")
             if all(side.size == 1 for side in sides):
-                return _compared(type(op), *(float(side.reshape(())) for side in sides))
+                a, b = (float(side.reshape(())) for side in sides)
+                holds = bool(COMPARE[type(op)](a, b))
+                plain = a == b and (a == 0 or np.isinf(a))  # 0 = 0 tells nothing
+                return holds, None if plain else (_short(a), SIGNS[type(op)][not holds], _short(b))
     value = work_out(tree, known)
     if value.size != 1:
         raise UserError(f"the formula gives {by(value.shape)} numbers, and a claim is true or false; use all(…)")
     if (number := float(value.reshape(()))) not in (0.0, 1.0):
         raise UserError(f"the formula gives {number:g}, and a claim is true (1) or false (0); compare it")
-    return bool(number), ""
+    return bool(number), None
 
 
-def _compared(op: type, a: float, b: float) -> tuple[bool, str]:
-    holds = bool(COMPARE[op](a, b))
-    plain = a == b and (a == 0 or np.isinf(a))  # 0 = 0 tells nothing
-    return holds, "" if plain else f"{_short(a)} {SIGNS[op][not holds]} {_short(b)}"
+def _measured(sentence: str, sides: tuple[str, str, str] | None) -> str:
+    """What a comparison measured: the file's sentence with the two numbers in it, or else the comparison itself."""
+    if not sentence:
+        return f"Measured: {' '.join(sides)}." if sides else ""
+    if sides is None:
+        raise UserError("measured is for a formula that compares two numbers, unless both are 0 or infinite")
+    if "{a}" not in sentence:
+        raise UserError("measured has {a} where the number on the left of the comparison belongs, {b} for the right")
+    return one_line(sentence.replace("{a}", sides[0]).replace("{b}", sides[2]))
 
 
 def _short(value: float) -> str:

@@ -21,9 +21,9 @@ from .limits import TooMuch
 KEYS = {
     "": {"title", "source", "inputs", "step", "claim"},
     "step": {"name", "formula", "printed", "label", "line"},
-    "claim": {"text", "formula", "right", "instead", "why", "command", "label", "line"},
+    "claim": {"text", "formula", "measured", "right", "instead", "why", "command", "label", "line"},
 }
-TEXTS = {"title", "source", "name", "formula", "label", "text", "right", "instead", "why", "command"}
+TEXTS = {"title", "source", "name", "formula", "label", "text", "measured", "right", "instead", "why", "command"}
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?(?P<after>[0-9]*)|\.(?P<only>[0-9]+))(?:e(?P<power>[+-]?[0-9]+))?", re.I)
 Known = dict[str, np.ndarray]
 

@@ -141,11 +141,10 @@ def _claims(section: Section) -> Iterable[str]:
         yield '<p class="dim">Claims</p><ul>'
         for claim in section.claims:
             kind = {"shown": "shown", "wrong": "wrong"}.get(claim.verdict, "not")
-            about = "; ".join(part for part in (claim.values, claim.note) if part)
             command = f" <code>{_text(claim.command)}</code>" if claim.command else ""
             yield (
                 f'<li>line {claim.line}: {_text(claim.text)} <b class="{kind}">{_text(claim.verdict)}</b>'
-                f"{': ' if about else ''}{_text(about)}{command}</li>"
+                f"{': ' if claim.evidence else ''}{_text(claim.evidence)}{command}</li>"
             )
         yield "</ul>"
 
