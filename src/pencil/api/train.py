@@ -219,9 +219,9 @@ def train_to_end(
     for line in filter(None, [describe_accuracy(best, task.unit), *class_table(best)]):
         notify(visible(line, one_line=True))
     few = config.eval_batches * config.batch
-    if describe_accuracy(best, task.unit) and few < (held := len(task.data.test)):
+    if describe_accuracy(best, task.unit) and few < (held_out := len(task.data.test)):
         notify(
-            f"These are figures of {few:,} of the {held:,} held-out {task.unit} (--train.eval_batches "
+            f"These are figures of {few:,} of the {held_out:,} held-out {task.unit} (--train.eval_batches "
             f"{config.eval_batches}); of all: {program} eval {shlex.quote(str(run.path))}"
         )
     if best["step"] == 0 and outcome.step:

@@ -38,12 +38,12 @@ class LayerCache:
         if write is not None and not torch.compiler.is_compiling():  # the compiler joins it with what comes before
             write(self.keys, self.values, k, v, span.slots)
             return self.keys[:, :, : span.reach], self.values[:, :, : span.reach]
-        for held, new in ((self.keys, k), (self.values, v)):
-            new = new.detach().to(held.dtype)  # the cache takes part in no backward pass
+        for store, new in ((self.keys, k), (self.values, v)):
+            new = new.detach().to(store.dtype)  # the cache takes part in no backward pass
             if len(span.slots) == 1:  # the same in every row, and faster
-                held.index_copy_(2, span.slots[0], new)
+                store.index_copy_(2, span.slots[0], new)
             else:
-                held[self.rows, :, span.slots] = new.transpose(1, 2)
+                store[self.rows, :, span.slots] = new.transpose(1, 2)
         return self.keys[:, :, : span.reach], self.values[:, :, : span.reach]
 
 
@@ -119,8 +119,8 @@ class Cache:
         if len(rows) == len(self.index):
             filled = self.store[..., : self.filled if self.bucket is None else self.bucket, :]
             filled.copy_(filled[:, :, rows])
-            for held in (self.index, self.coords, self.used):
-                held.copy_(held[rows])
+            for tensor in (self.index, self.coords, self.used):
+                tensor.copy_(tensor[rows])
         else:
             self._hold(self.store[:, :, rows])
             self.index, self.coords, self.used = self.index[rows], self.coords[rows], self.used[rows]
@@ -164,14 +164,16 @@ class Cache:
 
     def _fill(self, count: int, real: int | Int[Tensor, "#B"]) -> None:
         """Count `count` more tokens, of which `real` are not padding; refuse more than there is room for."""
-        room = self.length if self.bucket is None else self.bucket
+        limit = self.length if self.bucket is None else self.bucket
         self.filled += count
-        if self.filled > room:  # perhaps only by padding, or by rows that ended: ask the device
-            held = int(self.used.max())
+        if self.filled > limit:  # perhaps only by padding, or by rows that ended: ask the device
+            used = int(self.used.max())
             self.filled = int((self.used + real).max())
-            if self.filled > room:
-                self.filled = held
-                raise ValueError(f"the cache has room for {room} tokens: {held} are in it, and {count} more were given")
+            if self.filled > limit:
+                self.filled = used
+                raise ValueError(
+                    f"the cache has room for {limit} tokens: {used} are in it, and {count} more were given"
+                )
 
     def next(self, count: int) -> Span:
         """The span of the next `count` tokens: each row continues after its own last token."""

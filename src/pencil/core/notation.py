@@ -97,14 +97,14 @@ class Notation:
             if not path:
                 break
             path = path.rpartition(".")[0]
-        found = self._nearest(word, here.module, here.order)
-        return found is not None and (
-            found.module == here.module or found.module.startswith(f"{here.module}." if here.module else "")
+        entry = self._nearest(word, here.module, here.order)
+        return entry is not None and (
+            entry.module == here.module or entry.module.startswith(f"{here.module}." if here.module else "")
         )
 
     def _composed(self, template: str, here: Entry) -> str:
         text = "".join(_choose(template, lambda word: self._known(word, here)))
-        text = re.sub(r"\bNorm_(\w+)", lambda found: self._norm(found[1], here.module), text)
+        text = re.sub(r"\bNorm_(\w+)", lambda match: self._norm(match[1], here.module), text)
         return self._numbered(text, here.module)
 
     def _norm(self, which: str, module: str) -> str:
@@ -116,9 +116,9 @@ class Notation:
         """The numbers of blocks in place of ˡ⁻¹, ˡ and ᴸ."""
         if not self.numbered:
             return text
-        found = re.findall(r"(?:^|\.)blocks\.(\d+)(?=\.|$)", module)
-        if found:
-            text = text.replace("ˡ⁻¹", _superscript(int(found[-1]))).replace("ˡ", _superscript(int(found[-1]) + 1))
+        numbers = re.findall(r"(?:^|\.)blocks\.(\d+)(?=\.|$)", module)
+        if numbers:
+            text = text.replace("ˡ⁻¹", _superscript(int(numbers[-1]))).replace("ˡ", _superscript(int(numbers[-1]) + 1))
         blocks: Any = self.modules.get(f"{module}.blocks" if module else "blocks", ())
         return text.replace("ᴸ", _superscript(len(blocks)))
 
@@ -127,7 +127,7 @@ def _superscript(number: int) -> str:
     return str(number).translate(SUPERSCRIPTS)
 
 
-def _choose(template: str, known: Callable[[str], bool]) -> Iterator[str]:
+def _choose(template: str, is_known: Callable[[str], bool]) -> Iterator[str]:
     """A template with its optional parts decided, piece by piece."""
     at = 0
     while at < len(template):
@@ -139,11 +139,11 @@ def _choose(template: str, known: Callable[[str], bool]) -> Iterator[str]:
         end = _closing(template, at)
         inside = template[at + 1 : end]
         if letter == "⟨":
-            yield from _choose(inside, known) if all(map(known, TOKEN.findall(inside))) else ()
+            yield from _choose(inside, is_known) if all(map(is_known, TOKEN.findall(inside))) else ()
         else:
             *parts, last = _alternatives(inside)
-            chosen = next((text for words, text in parts if all(map(known, words))), last[1])
-            yield from _choose(chosen, known)
+            alternative = next((text for words, text in parts if all(map(is_known, words))), last[1])
+            yield from _choose(alternative, is_known)
         at = end + 1
 
 
@@ -165,11 +165,11 @@ def _alternatives(inside: str) -> list[tuple[list[str], str]]:
             parts.append("")
         else:
             parts[-1] += letter
-    found = []
+    alternatives = []
     for part in parts:
         condition = re.match(r"([^\s?⟨{]+)\?\s?", part)
-        found.append(([condition[1]], part[condition.end() :]) if condition else (TOKEN.findall(part), part))
-    return found
+        alternatives.append(([condition[1]], part[condition.end() :]) if condition else (TOKEN.findall(part), part))
+    return alternatives
 
 
 def transposed(model: nn.Module, name: str) -> bool:

@@ -259,8 +259,8 @@ def yarn(factor: float, trained: int, base: float, frequency: Float[Tensor, "p"]
 def llama3(factor: float, trained: int, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
     """Llama 3: wavelengths above the trained length are slowed by the factor, those below a quarter of it are kept."""
     rotations = trained * frequency / (2 * math.pi)
-    kept = ((rotations - 1) / 3).clamp(0, 1)
-    return frequency / factor * (1 - kept) + frequency * kept
+    unslowed = ((rotations - 1) / 3).clamp(0, 1)
+    return frequency / factor * (1 - unslowed) + frequency * unslowed
 
 
 def rotate(
@@ -397,8 +397,8 @@ class T5(Positions):
     def bucket(self, distance: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The bucket of each distance."""
         far = distance.abs() if self.both else -distance.clamp(max=0)
-        found = self.ladder.to(far.device)[far.clamp(max=self.max_distance)]
-        return found + (distance > 0) * self.buckets if self.both else found
+        bucket = self.ladder.to(far.device)[far.clamp(max=self.max_distance)]
+        return bucket + (distance > 0) * self.buckets if self.both else bucket
 
     def bias(self, span: Span, probe: Probe = OFF) -> Callable[[Tensor], Tensor]:
         bucket = probe("bucket", self.bucket(steps(span, len(self.table)).long()))
@@ -424,15 +424,15 @@ def within_segments(
     """
 
     def bias(span: Span) -> Callable[[Tensor], Tensor] | None:
-        found = []
+        biases = []
         for scheme, first, last in segments:
             if (added := scheme(span)) is not None:
                 query = (span.index >= first) & (span.index < last)
                 key = (span.key_index >= first) & (span.key_index < last)
-                found.append((added, query[:, None, :, None] & key[:, None, None, :]))
-        if not found:
+                biases.append((added, query[:, None, :, None] & key[:, None, None, :]))
+        if not biases:
             return None
-        return lambda q: _sum([added(q).masked_fill(~inside, 0) for added, inside in found])
+        return lambda q: _sum([added(q).masked_fill(~inside, 0) for added, inside in biases])
 
     return bias
 

@@ -111,14 +111,16 @@ class NullProbe(Probe):
         return value
 
 
-def _unmatched(pattern: str, known: tuple[str, ...]) -> str:
+def _unmatched(pattern: str, computed: tuple[str, ...]) -> str:
     """Why a probe was refused: the pattern, and the name that is meant or the places there are."""
-    if pattern in known:
+    if pattern in computed:
         return f"{pattern} is not computed in this forward pass, so a probe cannot keep or edit it"
     wild = set("*?[") & set(pattern)
-    names = {re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in known} if wild else set(known)
+    names = {re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in computed} if wild else set(computed)
     near = difflib.get_close_matches(pattern, sorted(names), 1, 0.8)
-    mend = f"did you mean {near[0]}?" if near else f"the names here are {', '.join(known[:5])}, … (Probe() keeps all)"
+    mend = (
+        f"did you mean {near[0]}?" if near else f"the names here are {', '.join(computed[:5])}, … (Probe() keeps all)"
+    )
     return f"no value {'matches' if wild else 'is called'} {pattern}; {mend}"
 
 
@@ -177,7 +179,7 @@ TOKEN = re.compile(r"[A-Za-zΑ-ω](?:[A-Za-z]|[\u0300-\u036f])*[′″]*(?:_[A-Z
 def renamed(entry: Name, words: dict[str, str]) -> Name:
     """The same value with other symbols, its own and those of its formula."""
     symbol, formula = (
-        TOKEN.sub(lambda found: words.get(found[0], found[0]), text) for text in (entry.symbol, entry.formula)
+        TOKEN.sub(lambda match: words.get(match[0], match[0]), text) for text in (entry.symbol, entry.formula)
     )
     return entry._replace(symbol=symbol, formula=formula)
 
@@ -188,14 +190,14 @@ def symbols(model: nn.Module) -> dict[str, str]:
     The weight of a linear map stands for its transpose, which multiplies from the right: X W₁ is X times W₁, D × F, and
     stored is W₁ᵀ.
     """
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     renames: dict[str, dict[str, str]] = {}
     for path, module in model.named_modules():
         place = f"{path}." if path else ""
-        found = {place + name: symbol for name, symbol in getattr(module, "WEIGHTS", {}).items()} | found
+        by_name = {place + name: symbol for name, symbol in getattr(module, "WEIGHTS", {}).items()} | by_name
         for part, words in getattr(module, "SYMBOLS", {}).items():
             renames[_within(path, part)] = words
     for part, words in renames.items():
-        found = {name: words.get(one, one) if name.startswith(part) else one for name, one in found.items()}
-    known = {*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers(remove_duplicate=False))}
-    return {name: symbol for name, symbol in found.items() if name in known}
+        by_name = {name: words.get(one, one) if name.startswith(part) else one for name, one in by_name.items()}
+    stored = {*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers(remove_duplicate=False))}
+    return {name: symbol for name, symbol in by_name.items() if name in stored}

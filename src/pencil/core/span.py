@@ -82,12 +82,12 @@ class Span:
         """
         index = _side_by_side(self.index, other.index)
         axes = max(self.coords.shape[-1], other.coords.shape[-1])
-        mine, theirs = (F.pad(s.coords, (0, axes - s.coords.shape[-1])) for s in (self, other))
-        coords = _side_by_side(mine, theirs)
-        known, rotation = self.rotation or other.rotation, None
-        if known is not None:
-            mine, theirs = self.rotation_like(known), other.rotation_like(known)
-            cos, sin = (_side_by_side(a, b, 2) for a, b in zip(mine, theirs, strict=True))
+        own, theirs = (F.pad(s.coords, (0, axes - s.coords.shape[-1])) for s in (self, other))
+        coords = _side_by_side(own, theirs)
+        rotated, rotation = self.rotation or other.rotation, None
+        if rotated is not None:
+            own, theirs = self.rotation_like(rotated), other.rotation_like(rotated)
+            cos, sin = (_side_by_side(a, b, 2) for a, b in zip(own, theirs, strict=True))
             rotation = cos, sin
         # set only where the other's first token follows this one's last
         follows = self.start is not None and other.start == self.start + self.index.shape[1]
@@ -95,11 +95,11 @@ class Span:
         joined = Span(index, coords, index, coords, start, rotation=rotation, key_rotation=rotation, scale=other.scale)
         return replace(joined, adjacent=self.adjacent or other.adjacent)
 
-    def rotation_like(self, known: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """This span's rotation; where it has none, the identity, with as many pairs of channels as `known`."""
+    def rotation_like(self, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """This span's rotation; where it has none, the identity, with as many pairs of channels as `rotation`."""
         if self.rotation is not None:
             return self.rotation
-        like = known[0][:1, :, :1].expand(-1, -1, self.index.shape[1], -1)
+        like = rotation[0][:1, :, :1].expand(-1, -1, self.index.shape[1], -1)
         return torch.ones_like(like), torch.zeros_like(like)
 
     def pick(self, rows: Int[Tensor, "b"]) -> "Span":

@@ -84,8 +84,8 @@ def condition(loaded: Loaded, labels: list[str], texts: list[str], count: int = 
 def _class_number(label: str, classes: list[str], path: Any) -> int:
     if label not in classes:
         numbers = classes == [str(i) for i in range(len(classes))]
-        known = f"its labels are 0 to {len(classes) - 1}" if numbers else nearest(label, classes)
-        raise UserError(f"{path} was not trained on a label {label}; {known}")
+        mend = f"its labels are 0 to {len(classes) - 1}" if numbers else nearest(label, classes)
+        raise UserError(f"{path} was not trained on a label {label}; {mend}")
     return classes.index(label)
 
 
@@ -296,9 +296,9 @@ def _read(loaded: Loaded, given: Given) -> Prompt:
 def _trace_answer(loaded: Loaded, prompt: Prompt, written: Sequence[int], options: Any) -> LiveTrace:
     step, steps, seed = (int(options[name]) for name in ("step", "steps", "seed"))
     guidance = options.get("guidance", 1.0)
-    chosen = TraceOptions(**prompt.given, step=step, steps=steps, seed=seed, guidance=guidance)
-    chosen.check()
-    return trace_step(loaded, chosen)
+    options_of_trace = TraceOptions(**prompt.given, step=step, steps=steps, seed=seed, guidance=guidance)
+    options_of_trace.check()
+    return trace_step(loaded, options_of_trace)
 
 
 def _controls(loaded: Loaded) -> list[Control]:

@@ -137,14 +137,14 @@ def data_address(picture: np.ndarray) -> str:
 
 def example_texts(loaded: Loaded, texts: Sequence[str] = SENTENCES) -> list[str]:
     """Those of the texts that the tokenizer can read and the model has room for; else its first tokens."""
-    tokenizer, found = loaded.tokenizer, []
+    tokenizer, readable = loaded.tokenizer, []
     for text in texts:
         try:
             if 0 < len(tokenizer.encode(text)) < loaded.model.config.context:
-                found.append(text)
+                readable.append(text)
         except UserError:
             continue
-    return found or [tokenizer.decode(list(range(min(3, tokenizer.vocab))))]
+    return readable or [tokenizer.decode(list(range(min(3, tokenizer.vocab))))]
 
 
 def example_pictures(loaded: Loaded) -> list[tuple[str, dict[str, Any]]]:
@@ -154,9 +154,9 @@ def example_pictures(loaded: Loaded) -> list[tuple[str, dict[str, Any]]]:
     if name in ("scenes", "scenes-hard"):
         pictures, words = Scenes(name == "scenes-hard").draw(rng, 6, unseen=True)
     elif name == "digits":
-        some, labels, held = digits()
-        chosen = [int(np.flatnonzero((labels == digit) & held)[0]) for digit in range(10)]
-        pictures, words = some[chosen], [str(digit) for digit in range(10)]
+        some, labels, held_out = digits()
+        indices = [int(np.flatnonzero((labels == digit) & held_out)[0]) for digit in range(10)]
+        pictures, words = some[indices], [str(digit) for digit in range(10)]
     else:
         pictures, words = _strokes(c.channels, *c.image_size), ["a stroke", "a ring", "an empty picture"]
     fits = [(word, one) for word, one in zip(words, pictures, strict=True) if one.shape == (c.channels, *c.image_size)]

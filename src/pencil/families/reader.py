@@ -298,9 +298,9 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     """The most likely classes of each text, or the most likely tokens for each [mask]."""
     texts = [text.strip("\n") for text in options.prompt or []]
     labelled, lines, data = loaded.model.config.classes is not None, [], []
-    for text, found in zip(texts, predict(loaded, texts, options), strict=True):
+    for text, predicted in zip(texts, predict(loaded, texts, options), strict=True):
         head = [f"{text}:"] if len(texts) > 1 else []
-        each = [found] if isinstance(found, Prediction) else found
+        each = [predicted] if isinstance(predicted, Prediction) else predicted
         lines.append("\n".join([*head, "\n\n".join("\n".join(class_lines(one)) for one in each)]))
         rows = [class_row(one, None if labelled else TOP_CLASSES) for one in each]
         data.append({"prompt": text, **(rows[0] if labelled else {"masks": rows})})
@@ -328,19 +328,19 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
             raise UserError(
                 f"{run.path} predicts masked tokens: write [mask] where one is to be predicted, in “{text[:40]}”"
             )
-    found = []
+    results = []
     for i in range(0, len(rows), BATCH):
         few = rows[i : i + BATCH]
         tokens, places = (t.to(loaded.device) for t in pad(few, 0, model.config.context))
         logits = model(tokens, Span.at(places))
         if labelled:
-            found += classify(logits, loaded.classes, model)
+            results += classify(logits, loaded.classes, model)
         else:
             likely = logits.float().softmax(-1).cpu().numpy()[..., : tokenizer.vocab]
             if not np.isfinite(likely).all():
                 refuse_output(model, "the logits")
-            found += [_guesses(tokenizer, ids, row) for ids, row in zip(few, likely, strict=True)]
-    return found
+            results += [_guesses(tokenizer, ids, row) for ids, row in zip(few, likely, strict=True)]
+    return results
 
 
 def _guesses(tokenizer: Any, ids: Sequence[int], likely: np.ndarray) -> list[Prediction]:

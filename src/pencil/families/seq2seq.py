@@ -227,8 +227,8 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
         raise UserError(f"--attention shows one source and its target, and {len(sources)} were given")
     most, reasons, first = _most(loaded, options), [], ""
     if options.beams is not None:
-        found, lines = _search(loaded, sources, options), []
-        for source, rows in zip(sources, found, strict=True):
+        searched, lines = _search(loaded, sources, options), []
+        for source, rows in zip(sources, searched, strict=True):
             head = [f"{source}:"] if len(sources) > 1 else []
             shown = [f"{one.score:.4f}  {text or EMPTY}" for text, one in rows[: options.count]]
             lines.append("\n".join(head + shown))
@@ -240,11 +240,11 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
         output.result(
             [
                 {"source": source, "text": text, "score": one.score}
-                for source, rows in zip(sources, found, strict=True)
+                for source, rows in zip(sources, searched, strict=True)
                 for text, one in rows[: options.count]
             ]
         )
-        first = found[0][0][0]
+        first = searched[0][0][0]
     else:
         rows, pieces = _translate(loaded, sources, options, reasons, output.note)
         if len(rows) == 1 and output.streams and options.attention is None:
@@ -355,8 +355,8 @@ def _attention_groups(model: Seq2Seq, inputs: Inputs) -> list[AttentionGroup]:
 
 
 def _held_out(loaded: Loaded, task: Translation) -> list[Inputs]:
-    chosen = [task.data.test[i] for i in spread(len(task.data.test)).tolist()]
-    sides = [(task.target(target)[:-1], task.source(source)) for source, target in chosen]
+    pairs = [task.data.test[i] for i in spread(len(task.data.test)).tolist()]
+    sides = [(task.target(target)[:-1], task.source(source)) for source, target in pairs]
     return [(row(target), row(source)) for target, source in sides if min(len(target), len(source)) > 2]
 
 

@@ -52,13 +52,13 @@ class HeadProfile:
 
 def choices(layout: Layout) -> dict[str, tuple[Bool[Tensor, "T S"], Bool[Tensor, "T"]]]:
     """For each score the keys that count and the queries that could attend to them or elsewhere."""
-    found = {}
+    counted = {}
     for name, target in layout.targets.items():
         target = target & layout.allowed
         rows = layout.rows & target.any(-1) & (target.sum(-1) < layout.allowed.sum(-1))
         if rows.any():
-            found[name] = target, rows
-    return found
+            counted[name] = target, rows
+    return counted
 
 
 def shares(pattern: Float[Tensor, "h T S"], layout: Layout) -> dict[str, Float[Tensor, "h"]]:

@@ -109,25 +109,27 @@ def has_latents(run: Run, config: Any) -> bool:
     return "vae" in run.config["run"] or config.channels not in PICTURE_CHANNELS
 
 
-def autoencoder_for(run: Run, config: Any, given: str | None, device: torch.device | str = "cpu") -> Autoencoder | None:
+def autoencoder_for(
+    run: Run, config: Any, source: str | None, device: torch.device | str = "cpu"
+) -> Autoencoder | None:
     """The autoencoder that turns a run's samples into images: the run's own, or the one given where it has none."""
-    if given is None:
-        found = autoencoder_of(run, device)
-        if found is None and has_latents(run, config):
+    if source is None:
+        autoencoder = autoencoder_of(run, device)
+        if autoencoder is None and has_latents(run, config):
             raise UserError(
                 f"{run.path} makes latents of {config.channels} channels and has no autoencoder, which makes pictures "
                 "of them: give its folder by --vae"
             )
-        return found
+        return autoencoder
     if "vae" in run.config["run"]:
         raise UserError(f"{run.path} has its own autoencoder, {run.config['run']['vae']}: leave --vae out")
-    found = Autoencoder.open(given, device)
-    if found.channels != config.channels:
+    autoencoder = Autoencoder.open(source, device)
+    if autoencoder.channels != config.channels:
         raise UserError(
-            f"the autoencoder {given} takes latents of {found.channels} channels, and {run.path} makes "
+            f"the autoencoder {source} takes latents of {autoencoder.channels} channels, and {run.path} makes "
             f"{config.channels}"
         )
-    return found
+    return autoencoder
 
 
 def autoencoder_of(run: Run, device: torch.device | str = "cpu") -> Autoencoder | None:

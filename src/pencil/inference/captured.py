@@ -58,8 +58,8 @@ class Captured:
         if self.graph is None:
             self._capture(inputs)
         assert self.graph is not None
-        for held, new in zip(self.inputs, inputs, strict=True):
-            held.copy_(new)
+        for buffer, new in zip(self.inputs, inputs, strict=True):
+            buffer.copy_(new)
         self.graph.replay()
         return self.output.clone()  # the next replay writes over it
 

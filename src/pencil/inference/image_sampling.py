@@ -61,12 +61,12 @@ def sample_images(
     began = ready = _now(device)
     # the last moment is the first of the images themselves
     shown = set(np.linspace(0, steps, max(0, min(show_steps, steps + 1))).astype(int).tolist()) - {steps}
-    kept = [x[:1].clone()] if 0 in shown else []
+    moments = [x[:1].clone()] if 0 in shown else []
     with evaluating(model.modules()):
         for number, step in enumerate(pollable(sample_steps(process, denoise, x, steps, sampler, rows), steps), 1):
             x = step
             if number in shown:
-                kept.append(x[:1].clone())
+                moments.append(x[:1].clone())
             if number == STARTING:
                 ready = _now(device)
     if notify is not None and (compile or captured) and steps > STARTING:
@@ -75,7 +75,7 @@ def sample_images(
     if not x.isfinite().all():
         check_finite(model.named_parameters())
         raise UserError("sampling diverged (NaN); lower --guidance")
-    return [*(list(decode(torch.cat(kept))[:, None]) if kept else []), decode(x)]
+    return [*(list(decode(torch.cat(moments))[:, None]) if moments else []), decode(x)]
 
 
 def _now(device: torch.device) -> float:

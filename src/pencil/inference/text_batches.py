@@ -120,7 +120,7 @@ def beam_targets(
 ) -> list[list[tuple[str, Hypothesis]]]:
     """For each source the highest-scoring targets of a beam search, best first, with their scores."""
     start, longest = start_token(tokenizer), model.config.context - 1
-    found = search(
+    hypotheses = search(
         model,
         [[start]] * len(sources),
         min(longest, max_new_tokens or longest),
@@ -131,7 +131,7 @@ def beam_targets(
         penalty=penalty,
         given=source_inputs(model, tokenizer, sources),
     )
-    return [[(decode_text(tokenizer, one.tokens), one) for one in rows] for rows in found]
+    return [[(decode_text(tokenizer, one.tokens), one) for one in rows] for rows in hypotheses]
 
 
 def decode_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

@@ -76,12 +76,12 @@ def channel_order(head_width: int, rotary_width: int, pairs: RopePairs) -> list[
 
 def _self_attentions(model: nn.Module) -> list[tuple[str, Attention, nn.Module]]:
     """Each self-attention with its path and the module whose position scheme it has; cross-attention has none."""
-    modules, found = dict(model.named_modules()), []
+    modules, attentions = dict(model.named_modules()), []
     for path, module in modules.items():
         if isinstance(module, Attention) and not path.endswith("cross"):
             above = path.split(".")
             names = (".".join(above[:n]) for n in range(len(above) - 1, -1, -1))
             owners = (modules[name] for name in names if name in modules)
             owner = next((o for o in owners if any(isinstance(c, Positions) for c in o.children())), model)
-            found.append((path, module, owner))
-    return found
+            attentions.append((path, module, owner))
+    return attentions

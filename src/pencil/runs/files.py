@@ -75,8 +75,8 @@ class Manifest(NamedTuple):
         table = read_json(path)
         try:
             files = {str(name): [dict(entry) for entry in entries] for name, entries in table["files"].items()}
-            kept = table.get("checkpoints")
-            checkpoints = None if kept is None else {int(step): str(sha) for step, sha in kept.items()}
+            steps = table.get("checkpoints")
+            checkpoints = None if steps is None else {int(step): str(sha) for step, sha in steps.items()}
             unknown = [*(set(files) - set(LISTED)), *(set(table) - {"run", "files", "checkpoints", "sha256"})]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} cannot be read, or is damaged: {type(error).__name__} {error}") from None
@@ -137,10 +137,10 @@ def find_run(path: str | Path, families: Collection[str] = ()) -> Path:
 def _known_runs(wanted: Path) -> str:
     """Where the runs are, those first whose names are like the one wanted; or how to make the first."""
     folders = [wanted.parent, Path("runs")] if wanted.parent != Path() else [Path("runs")]
-    found = next((runs for folder in folders if (runs := sorted(folder.glob("*/config.toml")))), [])
-    if not found:
+    configs = next((runs for folder in folders if (runs := sorted(folder.glob("*/config.toml")))), [])
+    if not configs:
         return "there is none in runs/ yet, and pencil train --help says how to train one"
-    name, paths = wanted.name.lower(), [config.parent for config in found]
+    name, paths = wanted.name.lower(), [config.parent for config in configs]
     paths.sort(key=lambda path: (name not in path.name.lower(), distance(name, path.name.lower(), len(str(path)))))
     more = f", … ({len(paths)} in all)" if len(paths) > SHOWN else ""
     return f"known: {', '.join(map(str, paths[:SHOWN]))}{more}"
@@ -218,12 +218,12 @@ class RunFiles:
     @property
     def manifest(self) -> Manifest | None:
         """What the files must be; None for a run of an older version that has no weights yet."""
-        found = Manifest.read(self.path)
-        if found is None and os.path.lexists(self.path / WEIGHTS):
+        manifest = Manifest.read(self.path)
+        if manifest is None and os.path.lexists(self.path / WEIGHTS):
             raise UserError(f"{self.path} has weights but no manifest.json to check them by")
-        if found is None and self.id is not None:
+        if manifest is None and self.id is not None:
             raise UserError(f"{self.path / 'manifest.json'} is missing, so the run cannot be verified")
-        return found
+        return manifest
 
     def check_files(self, *names: str, anew: bool = True) -> Iterator[tuple[Path, Fault | None]]:
         """Each file of the manifest (or only these) with what is wrong with it; a run without a manifest has none.
@@ -288,8 +288,8 @@ class RunFiles:
         with CHANGING:
             manifest = self.manifest
             if manifest is None:  # of an older version, and without weights: there is nothing yet to carry forward
-                found = {n: [fingerprint(self.path / n)] for n in LISTED if (self.path / n).is_file()}
-                manifest = Manifest(None, found, None)
+                entries = {n: [fingerprint(self.path / n)] for n in LISTED if (self.path / n).is_file()}
+                manifest = Manifest(None, entries, None)
             files = manifest.files
             manifest._replace(files=files | {name: [new, *files.get(name, ())]}).write(self.path)
             put()
@@ -302,8 +302,8 @@ class RunFiles:
         try:
             _ = self.manifest
         except UserError as error:
-            found = {n: [fingerprint(self.path / n)] for n in LISTED if (self.path / n).is_file()}
-            Manifest(self.id, found, None).write(self.path)
+            entries = {n: [fingerprint(self.path / n)] for n in LISTED if (self.path / n).is_file()}
+            Manifest(self.id, entries, None).write(self.path)
             return str(error)
         return None
 

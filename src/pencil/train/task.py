@@ -158,8 +158,8 @@ class Request:
     @property
     def reading(self) -> dict[str, Any]:
         """The settings of how the data is read that were chosen."""
-        chosen = asdict(build(DataConfig, self.data_settings, "data."))
-        return {name: value for name, value in chosen.items() if value is not None}
+        settings = asdict(build(DataConfig, self.data_settings, "data."))
+        return {name: value for name, value in settings.items() if value is not None}
 
     def context_for(
         self,

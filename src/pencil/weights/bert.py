@@ -110,25 +110,25 @@ def settings(theirs: Fields, kind: str) -> dict[str, Any]:
 
 def _head(theirs: Fields, kind: str) -> str:
     """The head that the config names, or, where it names none, the one whose tensors are there."""
-    found, known = theirs.get("head_of_tensors"), CLASSES[kind]
+    of_tensors, heads = theirs.get("head_of_tensors"), CLASSES[kind]
     named = theirs.get("architectures") or ()
     if not named:
-        if found is None:
-            raise UserError(f"the config of this {theirs.what} has no architectures: one of {', '.join(known)}")
-        return str(found)
-    if named[0] not in known:
+        if of_tensors is None:
+            raise UserError(f"the config of this {theirs.what} has no architectures: one of {', '.join(heads)}")
+        return str(of_tensors)
+    if named[0] not in heads:
         raise UserError(
-            f"this {theirs.what}'s architectures is {named[0]!r}, which ours does not have: only {', '.join(known)}"
+            f"this {theirs.what}'s architectures is {named[0]!r}, which ours does not have: only {', '.join(heads)}"
         )
     # a model without a head may be without its pooler too, which its config does not say
-    return "states" if known[named[0]] == "pool" and found == "states" else known[named[0]]
+    return "states" if heads[named[0]] == "pool" and of_tensors == "states" else heads[named[0]]
 
 
 def _found(shapes: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """What a config may leave out: the head whose tensors are there."""
     heads = {"words": WORDS[kind][2], "label": "classifier", "pool": f"{kind}.pooler"}
-    found = (head for head, start in heads.items() if any(name.startswith(f"{start}.") for name in shapes))
-    return {"head_of_tensors": next(found, "states")}
+    present = (head for head, start in heads.items() if any(name.startswith(f"{start}.") for name in shapes))
+    return {"head_of_tensors": next(present, "states")}
 
 
 def _labels(theirs: Fields) -> int:
@@ -214,9 +214,9 @@ def _unused(c: ReaderConfig, kind: str) -> dict[str, Any]:
     return unused
 
 
-def _not_counted(held: Tensor, c: ReaderConfig) -> str | None:
+def _not_counted(numbers: Tensor, c: ReaderConfig) -> str | None:
     counted = torch.arange(c.context + c.position_offset)
-    return None if torch.equal(held.flatten().long(), counted) else "is not 0, 1, 2, …"
+    return None if torch.equal(numbers.flatten().long(), counted) else "is not 0, 1, 2, …"
 
 
 def _inputs(c: ReaderConfig, generator: torch.Generator, length: int) -> tuple[Tensor, ...]:

@@ -138,17 +138,17 @@ def weights_in(folder: Path) -> Weights:
     """The files of the weights in a folder."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    found = (
+    weights = (
         _listed(folder, "*.safetensors.index.json", ".safetensors")
         or _one(folder, SAFETENSORS, (".safetensors",))
         or _listed(folder, "*.bin.index.json", ".bin")
         or _one(folder, PICKLED, ENDINGS)
     )
-    if found is None:
+    if weights is None:
         inner = [path.parent for ending in (".safetensors", *ENDINGS) for path in sorted(folder.glob(f"*/*{ending}"))]
         meant = f"; did you mean {inner[0]}?" if inner else ""
         raise UserError(f"{folder} holds no weights: neither .safetensors nor {', '.join(ENDINGS)} files{meant}")
-    return found
+    return weights
 
 
 def _listed(folder: Path, pattern: str, ending: str) -> Weights | None:
@@ -174,24 +174,24 @@ def _one(folder: Path, names: tuple[str, ...], endings: tuple[str, ...]) -> Weig
     for name in names:
         if (folder / name).exists():
             return [inside(folder, name)], None
-    found = sorted(path.name for path in folder.iterdir() if path.suffix in endings)
-    _check_shards(folder, found)
-    if len(found) > 1:
+    names_of_weights = sorted(path.name for path in folder.iterdir() if path.suffix in endings)
+    _check_shards(folder, names_of_weights)
+    if len(names_of_weights) > 1:
         raise UserError(
-            f"{folder} has {len(found)} files of weights and no index that says how they belong together: "
-            f"{', '.join(found[:3])}, …; name one of them"
+            f"{folder} has {len(names_of_weights)} files of weights and no index that says how they belong together: "
+            f"{', '.join(names_of_weights[:3])}, …; name one of them"
         )
-    return ([inside(folder, found[0])], None) if found else None
+    return ([inside(folder, names_of_weights[0])], None) if names_of_weights else None
 
 
-def _check_shards(folder: Path, found: list[str]) -> None:
+def _check_shards(folder: Path, names: list[str]) -> None:
     """Refuse shards of which one is not there, by the numbers in their names: 00001-of-00002."""
-    for name in found:
+    for name in names:
         if numbered := re.fullmatch(r"(.*-)(\d+)(-of-)(\d+)(\.\w+)", name):
             first, number, of, total, ending = numbered.groups()
             for i in range(1, min(int(total), 10_000) + 1):
                 wanted = f"{first}{i:0{len(number)}}{of}{total}{ending}"
-                if wanted not in found:
+                if wanted not in names:
                     raise UserError(f"{folder} has no {wanted}: the copy of this checkpoint is not whole")
 
 

@@ -176,11 +176,11 @@ OTHERS = {
 
 def schedule_settings(theirs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Our settings from their scheduler; without one, those of the published DiT: linear, and it predicts the noise."""
-    found: Mapping[str, Any] = {} if theirs is None else theirs
-    if not isinstance(found, Mapping):
-        raise UserError(f"this DiT's scheduler must be a table of fields, not {found!r}")
-    kind = str(found.get("_class_name", "DDPMScheduler"))
-    _one_of(found, "num_train_timesteps", STEPS)
+    fields: Mapping[str, Any] = {} if theirs is None else theirs
+    if not isinstance(fields, Mapping):
+        raise UserError(f"this DiT's scheduler must be a table of fields, not {fields!r}")
+    kind = str(fields.get("_class_name", "DDPMScheduler"))
+    _one_of(fields, "num_train_timesteps", STEPS)
     if kind == FLOW:
         return dict(noise_schedule="flow")
     if kind not in USUAL | OTHERS:
@@ -188,31 +188,31 @@ def schedule_settings(theirs: Mapping[str, Any] | None) -> dict[str, Any]:
             f"this scheduler is {with_article(kind)}, whose noise schedule ours does not have: only those of the "
             f"kinds of DDPMScheduler and {FLOW}"
         )
-    schedule = found.get("beta_schedule", "linear")
+    schedule = fields.get("beta_schedule", "linear")
     if kind not in USUAL:
         for name in ("beta_schedule", "prediction_type", *(("beta_start", "beta_end") if schedule == "linear" else ())):
-            if name not in found:
+            if name not in fields:
                 raise UserError(
                     f"this scheduler is {with_article(kind)} without {name}, whose default is not that of the "
                     f"schedules that ours has: write {name} into scheduler_config.json"
                 )
-    _one_of(found, "beta_schedule", *SCHEDULES)
-    _one_of(found, "prediction_type", *PREDICTIONS)
+    _one_of(fields, "beta_schedule", *SCHEDULES)
+    _one_of(fields, "prediction_type", *PREDICTIONS)
     for name in ("use_flow_sigmas", "rescale_betas_zero_snr"):
-        _one_of({name: bool(found.get(name))}, name, False)
+        _one_of({name: bool(fields.get(name))}, name, False)
     if schedule == "linear":
-        _one_of(found, "beta_start", FIRST)
-        _one_of(found, "beta_end", LAST)
-    if found.get("trained_betas") is not None:
+        _one_of(fields, "beta_start", FIRST)
+        _one_of(fields, "beta_end", LAST)
+    if fields.get("trained_betas") is not None:
         raise UserError("this scheduler has trained_betas, a schedule of its own: ours are linear and cosine")
-    prediction = PREDICTIONS[found.get("prediction_type", "epsilon")]
+    prediction = PREDICTIONS[fields.get("prediction_type", "epsilon")]
     return dict(noise_schedule=SCHEDULES[schedule], prediction=prediction)
 
 
-def _one_of(found: Mapping[str, Any], name: str, *values: object) -> None:
-    if found.get(name, values[0]) not in values:
-        known = " or ".join(map(repr, values))
-        raise UserError(f"this scheduler's {name} is {found[name]!r}, which ours does not have: only {known}")
+def _one_of(fields: Mapping[str, Any], name: str, *values: object) -> None:
+    if fields.get(name, values[0]) not in values:
+        allowed = " or ".join(map(repr, values))
+        raise UserError(f"this scheduler's {name} is {fields[name]!r}, which ours does not have: only {allowed}")
 
 
 def describe_schedule(config: DiTConfig, latents: bool) -> dict[str, Any]:

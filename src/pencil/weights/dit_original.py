@@ -39,7 +39,7 @@ def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
     width, channels, patch, _ = shape("x_embedder.proj.weight", 4)
     side, rows = isqrt(shape("pos_embed", 3)[1]), shape("final_layer.linear.weight", 2)[0]
-    found: dict[str, Any] = dict(
+    arguments: dict[str, Any] = dict(
         input_size=side * patch,
         patch_size=patch,
         in_channels=channels,
@@ -49,7 +49,7 @@ def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         learn_sigma=rows == 2 * channels * patch**2,
         num_classes=shape("y_embedder.embedding_table.weight", 2)[0] - 1,  # the last row is the null class
     )
-    return found | ({"num_heads": HEADS[width]} if width in HEADS else {})
+    return arguments | ({"num_heads": HEADS[width]} if width in HEADS else {})
 
 
 def settings(theirs: Fields) -> dict[str, Any]:

@@ -100,11 +100,11 @@ def fetch_checkpoint(what: str, notify: Notify = lambda line: None) -> Fetched:
         import huggingface_hub
     except ImportError:
         raise UserError(f"models of the hub need a package: {install('hub')}") from None
-    kept = _cached(huggingface_hub, place)
-    if kept is not None and _whole(kept):
-        found = _fetched(kept)
-        notify(f"{place.name} is in the hub's cache, at revision {found.revision}: nothing is downloaded.")
-        return found
+    snapshot = _cached(huggingface_hub, place)
+    if snapshot is not None and _whole(snapshot):
+        fetched = _fetched(snapshot)
+        notify(f"{place.name} is in the hub's cache, at revision {fetched.revision}: nothing is downloaded.")
+        return fetched
     try:
         info = huggingface_hub.HfApi().model_info(
             place.name, revision=place.revision, files_metadata=True, timeout=SECONDS
@@ -137,21 +137,21 @@ def _weights(names: Iterable[str]) -> list[str]:
     names = list(names)
     for ending in ("safetensors", "bin"):
         for pattern in (SHARDS, ONE):
-            found = [name for name in names if re.fullmatch(pattern.format(ending), name)]
-            if found and (pattern is ONE or any(name.endswith(".index.json") for name in found)):
-                return found
-        found = [name for name in names if re.fullmatch(rf"[\w.-]+\.{ending}", name)]
-        if len(found) == 1 and ending == "safetensors":
-            return found
+            matching = [name for name in names if re.fullmatch(pattern.format(ending), name)]
+            if matching and (pattern is ONE or any(name.endswith(".index.json") for name in matching)):
+                return matching
+        matching = [name for name in names if re.fullmatch(rf"[\w.-]+\.{ending}", name)]
+        if len(matching) == 1 and ending == "safetensors":
+            return matching
     return []
 
 
 def _cached(hub: ModuleType, place: Place) -> Path | None:
     """The snapshot of a model in the hub's cache."""
     for name in (PIPELINE, "config.json"):
-        found = hub.try_to_load_from_cache(place.name, name, revision=place.revision)
-        if isinstance(found, str):
-            return Path(found).parent
+        path = hub.try_to_load_from_cache(place.name, name, revision=place.revision)
+        if isinstance(path, str):
+            return Path(path).parent
     return None
 
 
@@ -174,8 +174,8 @@ def _check_space(hub: ModuleType, place: Place, sizes: Mapping[str, int]) -> Non
     """Refuse a download that does not fit on the disk; what is in the cache already is not downloaded."""
     from huggingface_hub import constants
 
-    kept = {name: hub.try_to_load_from_cache(place.name, name, revision=place.revision) for name in sizes}
-    missing = [name for name, path in kept.items() if not isinstance(path, str)]
+    cached = {name: hub.try_to_load_from_cache(place.name, name, revision=place.revision) for name in sizes}
+    missing = [name for name, path in cached.items() if not isinstance(path, str)]
     folder = Path(constants.HF_HUB_CACHE)
     there = next(one for one in (folder, *folder.parents) if one.exists())
     wanted, free = sum(sizes[name] for name in missing), disk_usage(there).free

@@ -103,10 +103,10 @@ def rotations(theirs: Fields, base: str = "rope_theta", fraction: str = "partial
     the fields beside it, by these names. The context before scaling is read beside it first.
     """
     name = "rope_scaling" if theirs.get("rope_scaling") else "rope_parameters"
-    found = theirs.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise UserError(f"this {theirs.what}'s {name} must be a table of fields, not {found!r}")
-    rope = {"rope_theta": theirs.get(base, THETA), "rope_type": found.get("type", "default"), **found}
+    table = theirs.get(name) or {}
+    if not isinstance(table, Mapping):
+        raise UserError(f"this {theirs.what}'s {name} must be a table of fields, not {table!r}")
+    rope = {"rope_theta": theirs.get(base, THETA), "rope_type": table.get("type", "default"), **table}
     if fraction in theirs:
         rope.setdefault("partial_rotary_factor", theirs[fraction])
     if type(rope["rope_theta"]) not in (int, float):
@@ -169,13 +169,13 @@ def _scaling(theirs: Fields, rope: Mapping[str, Any]) -> dict[str, Any]:
         usual = {"beta_fast": (None, 0, 32), "beta_slow": (None, 0, 1)}
         if "truncate" in rope:
             usual["truncate"] = (True,)
-        given, strength = rope.get("attention_factor"), yarn_strength(factor)
-        if given is not None and not math.isclose(given, strength, rel_tol=1e-6):
+        stated, strength = rope.get("attention_factor"), yarn_strength(factor)
+        if stated is not None and not math.isclose(stated, strength, rel_tol=1e-6):
             usual["attention_factor"] = (strength,)
         if rope.get("mscale") and rope.get("mscale_all_dim"):
             usual["mscale"] = (None,)
-    for name, known in usual.items():
-        if rope.get(name) not in known:
+    for name, allowed in usual.items():
+        if rope.get(name) not in allowed:
             raise UserError(f"this {what}'s {kind} rotations have {name} {rope.get(name)}, which ours do not")
     return dict(
         rope_scaling=kind, rope_factor=float(factor), rope_original_context=None if kind == "linear" else trained
@@ -283,11 +283,11 @@ def _paired(rule: Rule, c: GPTConfig, theirs: RopePairs) -> Rule:
     )
 
 
-def other_frequencies(held: Tensor, c: GPTConfig) -> str | None:
+def other_frequencies(frequencies: Tensor, c: GPTConfig) -> str | None:
     rotated = c.rotary_width
     ours = c.rope_theta ** (-torch.arange(0, rotated, 2).double() / rotated)
     # a file may have rounded them to half precision
-    if held.shape != ours.shape or not torch.allclose(held.to(ours), ours, rtol=1e-2, atol=0):
+    if frequencies.shape != ours.shape or not torch.allclose(frequencies.to(ours), ours, rtol=1e-2, atol=0):
         return f"is another than its config's rope_theta {c.rope_theta:g} gives"
     return None
 

@@ -307,8 +307,8 @@ class Architecture:
         theirs = self._plain(theirs)
         if source is not None:
             shapes, places = source.shapes(), _placed(self, source)
-            found = self.values(lambda name: source.read(places[name]) if name in places else None)
-            theirs = self.sizes({name: shapes[place] for name, place in places.items()}) | found | theirs
+            from_values = self.values(lambda name: source.read(places[name]) if name in places else None)
+            theirs = self.sizes({name: shapes[place] for name, place in places.items()}) | from_values | theirs
         theirs = with_defaults(theirs, self.defaults, self.name)
         check_fields(theirs, self.fields, self.name)
         self._check_classes(theirs.get("architectures") or ())
@@ -442,13 +442,13 @@ def read(architecture: Architecture, source: Source, config: BlockConfig) -> Ite
         if not source.dtypes()[place].is_floating_point:
             raise UserError(f"this {what}'s {name} is {source.dtypes()[place]}, and weights are floating-point numbers")
     for rule in rules:
-        found = rule.read(
+        tensors = rule.read(
             [
                 _filled(absent[name], wanted[name], source, places) if name in absent else source.read(places[name])
                 for name in rule.theirs
             ]
         )
-        yield from zip(rule.ours, found, strict=True)
+        yield from zip(rule.ours, tensors, strict=True)
 
 
 def _filled(other: str | None, shape: tuple[int, ...], source: Source, places: Mapping[str, str]) -> Tensor:
@@ -516,15 +516,15 @@ def equal_tensors(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and (a.is_meta or b.is_meta or torch.equal(a, b.to(a)))
 
 
-def _check_shapes(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]], what: str) -> None:
+def _check_shapes(wanted: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]], what: str) -> None:
     """Refuse, by name, a tensor that is missing, one too many, and one of another shape."""
-    for name in sorted(wanted.keys() - given.keys()):
+    for name in sorted(wanted.keys() - shapes.keys()):
         raise UserError(f"this {what} has no {name}")
-    for name in sorted(given.keys() - wanted.keys()):
+    for name in sorted(shapes.keys() - wanted.keys()):
         raise UserError(f"this {what} also has {name}, for which ours has no place")
     for name, shape in wanted.items():
-        if given[name] != shape:
-            raise UserError(f"this {what}'s {name} has shape {given[name]}, and its config wants {shape}")
+        if shapes[name] != shape:
+            raise UserError(f"this {what}'s {name} has shape {shapes[name]}, and its config wants {shape}")
 
 
 def load(architecture: Architecture, source: Source, config: BlockConfig) -> nn.Module:

@@ -68,13 +68,13 @@ def unpickle(path: Path, out: Path, notify: Callable[[str], None] = lambda line:
     if not report.is_file():
         why = (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise UserError(f"{path} could not be read: the process that reads it failed ({why[:200]})")
-    found = read_json(report)
+    result = read_json(report)
     report.unlink()
-    if "refused" in found:
-        raise UserError(f"{path} {found['refused']}")
-    if others := found["others"]:
-        notify(f"Of {path} the part {found['part']} is read; it also has {', '.join(others[:8])}.")
-    return found["values"]
+    if "refused" in result:
+        raise UserError(f"{path} {result['refused']}")
+    if others := result["others"]:
+        notify(f"Of {path} the part {result['part']} is read; it also has {', '.join(others[:8])}.")
+    return result["values"]
 
 
 def work(path: str, out: str, report: str, most: str) -> None:
@@ -94,12 +94,12 @@ def _convert(path: Path, out: Path, size: int) -> dict[str, Any]:
     with path.open("rb") as file:
         zipped = file.read(4) == b"PK\x03\x04"
     stored = _check_zip(path, size) if zipped else None
-    found = _load(path, zipped)
-    if not isinstance(found, Mapping):
-        raise Refused(f"holds a {type(found).__name__}, not tensors by name")
-    part, tensors = _tensors_of(found)
+    content = _load(path, zipped)
+    if not isinstance(content, Mapping):
+        raise Refused(f"holds a {type(content).__name__}, not tensors by name")
+    part, tensors = _tensors_of(content)
     if stored is not None:
-        _check_storages(found, stored)
+        _check_storages(content, stored)
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if total > MOST_COPIES * size:
         raise Refused(f"has {size / 1e6:.1f} MB, and its tensors would take {total / 1e6:,.1f} MB: it is damaged")
@@ -109,9 +109,11 @@ def _convert(path: Path, out: Path, size: int) -> dict[str, Any]:
         write_tensors(out, shapes, dtypes, tensors.items(), {"format": "pt"})
     except OSError as error:
         raise Refused(f"cannot be converted: {error.strerror} ({out.parent})") from None
-    rest = {} if part == "" else {name: value for name, value in found.items() if name != part}
+    rest = {} if part == "" else {name: value for name, value in content.items() if name != part}
     left = [MOST_VALUES]
-    plain = {str(name): kept for name, value in rest.items() if (kept := _plain(value, left)) is not _DROPPED}
+    plain = {
+        str(name): plain_value for name, value in rest.items() if (plain_value := _plain(value, left)) is not _DROPPED
+    }
     return {"values": plain, "part": part, "others": [str(name) for name in rest if str(name) not in plain]}
 
 
@@ -151,28 +153,28 @@ def _load(path: Path, zipped: bool) -> Any:
     raise Refused("is damaged, or is not a file that torch.save wrote")
 
 
-def _tensors_of(found: Mapping[Any, Any]) -> tuple[str, dict[str, Tensor]]:
+def _tensors_of(content: Mapping[Any, Any]) -> tuple[str, dict[str, Tensor]]:
     """The weights of a file, and under which name it has them; the empty name if the file is nothing else."""
-    known = set(torch_dtypes().values())
+    dtypes = set(torch_dtypes().values())
     for part in ("", *PARTS):
-        table = found if part == "" else found.get(part)
+        table = content if part == "" else content.get(part)
         if not isinstance(table, Mapping) or not any(isinstance(value, Tensor) for value in table.values()):
             continue
         tensors = {name: value for name, value in table.items() if isinstance(value, Tensor)}
-        if part == "" and len(tensors) < len(found) and any(isinstance(found.get(one), Mapping) for one in PARTS):
+        if part == "" and len(tensors) < len(content) and any(isinstance(content.get(one), Mapping) for one in PARTS):
             continue  # single tensors beside the weights, such as a loss
         for name, value in table.items():
             if not isinstance(name, str) or not isinstance(value, Tensor):
                 raise Refused(f"has {name!r} among its weights, which is {type(value).__name__} and not a tensor")
-            if value.layout != torch.strided or value.is_quantized or value.dtype not in known or value.is_meta:
+            if value.layout != torch.strided or value.is_quantized or value.dtype not in dtypes or value.is_meta:
                 raise Refused(f"has {name}, a {value.layout} tensor of {value.dtype}, which cannot be converted")
         return part, tensors
     raise Refused("holds no table of tensors by name, alone or as " + ", ".join(PARTS))
 
 
-def _check_storages(found: object, stored: list[int]) -> None:
+def _check_storages(content: object, stored: list[int]) -> None:
     """Refuse tensors whose memory is not what the file has for them: torch does not compare the two."""
-    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors_in(found)}
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors_in(content)}
     if sorted(size for size in sizes.values() if size) != [size for size in stored if size]:
         raise Refused("is damaged: its tensors are not of the sizes that it stores")
 
@@ -208,7 +210,7 @@ def _plain(value: Any, left: list[int], depth: int = 0) -> Any:
     if depth == DEEPEST or not isinstance(value, Mapping | list | tuple) or len(value) > max(left[0], 0):
         return _DROPPED
     if isinstance(value, Mapping):
-        kept = {str(name): _plain(one, left, depth + 1) for name, one in value.items()}
-        return _DROPPED if any(one is _DROPPED for one in kept.values()) else kept
+        plain = {str(name): _plain(one, left, depth + 1) for name, one in value.items()}
+        return _DROPPED if any(one is _DROPPED for one in plain.values()) else plain
     items = [_plain(one, left, depth + 1) for one in value]
     return _DROPPED if any(one is _DROPPED for one in items) else items

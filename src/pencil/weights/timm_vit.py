@@ -119,9 +119,9 @@ def pretrained(theirs: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"the config of this {WHAT} has no pretrained_cfg, which has the size of its images")
     labels = {"label_names": theirs["labels"]} if theirs.get("labels") else {}
     outer = {name: theirs[name] for name in ("num_classes", "label_names", "label_descriptions") if name in theirs}
-    found = {name: value for name, value in {**labels, **inner, **outer}.items() if value is not None}
-    check_fields(found, PRETRAINED, WHAT)
-    return found
+    fields = {name: value for name, value in {**labels, **inner, **outer}.items() if value is not None}
+    check_fields(fields, PRETRAINED, WHAT)
+    return fields
 
 
 def label_names(theirs: Mapping[str, Any]) -> list[str]:
@@ -133,62 +133,62 @@ def label_names(theirs: Mapping[str, Any]) -> list[str]:
 
 def arguments(theirs: Mapping[str, Any]) -> Fields:
     """The arguments of timm's constructor, as timm puts them together."""
-    name, given, cfg = theirs["architecture"], theirs.get("model_args") or {}, pretrained(theirs)
-    if not isinstance(given, Mapping):
-        raise UserError(f"this {WHAT}'s model_args must be a table of arguments, not {given!r}")
-    found = {**named()[name], **given}
+    name, stated, cfg = theirs["architecture"], theirs.get("model_args") or {}, pretrained(theirs)
+    if not isinstance(stated, Mapping):
+        raise UserError(f"this {WHAT}'s model_args must be a table of arguments, not {stated!r}")
+    values = {**named()[name], **stated}
     size = cfg.get("input_size", (3, 224, 224))
     if not isinstance(size, list | tuple) or len(size) != 3:
         raise UserError(f"this {WHAT}'s input_size must be channels, height and width, not {size!r}")
     usual = {"num_classes": cfg.get("num_classes", 1000), "in_chans": size[0], "global_pool": cfg.get("global_pool")}
     usual |= {"img_size": list(size[1:])} if cfg.get("fixed_input_size") else {}
-    found = {key: value for key, value in usual.items() if value is not None} | found
-    found = with_defaults(found, DEFAULTS, f"{WHAT} ({name})")
-    check_fields(found, ARGUMENTS, f"{WHAT} ({name})")
-    return Fields(found, f"{WHAT} ({name})")
+    values = {key: value for key, value in usual.items() if value is not None} | values
+    values = with_defaults(values, DEFAULTS, f"{WHAT} ({name})")
+    check_fields(values, ARGUMENTS, f"{WHAT} ({name})")
+    return Fields(values, f"{WHAT} ({name})")
 
 
 def settings(theirs: Fields) -> dict[str, Any]:
-    given = arguments(theirs)
-    pool, named = given.one_of("global_pool", POOLS), given["global_pool"]
+    values = arguments(theirs)
+    pool, named = values.one_of("global_pool", POOLS), values["global_pool"]
     if (stated := theirs.get("global_pool", named)) != named:
-        raise UserError(f"this {given.what}'s config has two values of global_pool: {stated!r} and {named!r}")
-    norm = str(given.get("norm_layer") or "layernorm").replace("_", "").lower()
+        raise UserError(f"this {values.what}'s config has two values of global_pool: {stated!r} and {named!r}")
+    norm = str(values.get("norm_layer") or "layernorm").replace("_", "").lower()
     if norm not in NORMS:
-        raise UserError(f"this {given.what}'s norm_layer is {given['norm_layer']!r}, which ours does not have")
-    distilled, width = bool(given.get("distilled")), given.size("embed_dim")
+        raise UserError(f"this {values.what}'s norm_layer is {values['norm_layer']!r}, which ours does not have")
+    distilled, width = bool(values.get("distilled")), values.size("embed_dim")
     if distilled:
         for name, plain in (("reg_tokens", 0), ("no_embed_class", False), ("fc_norm", False), ("class_token", True)):
-            if given[name] not in (plain, None):
-                raise UserError(f"this {given.what}'s {name} is {given[name]!r}, which a distilled ViT does not have")
-    registers = 1 if distilled else given["reg_tokens"]
-    learned = given["pos_embed"] == "learn"
-    if not learned and given["pos_embed"] not in ("", "none"):
-        raise UserError(f"this {given.what}'s pos_embed is {given['pos_embed']!r}, which ours does not have")
-    class_token = bool(given["class_token"])
-    placed = not given.get("no_embed_class") or not learned or not (class_token or registers)
-    if type(ratio := given["mlp_ratio"]) not in (int, float):
-        raise UserError(f"this {given.what}'s mlp_ratio must be a number, not {ratio!r}")
+            if values[name] not in (plain, None):
+                raise UserError(f"this {values.what}'s {name} is {values[name]!r}, which a distilled ViT does not have")
+    registers = 1 if distilled else values["reg_tokens"]
+    learned = values["pos_embed"] == "learn"
+    if not learned and values["pos_embed"] not in ("", "none"):
+        raise UserError(f"this {values.what}'s pos_embed is {values['pos_embed']!r}, which ours does not have")
+    class_token = bool(values["class_token"])
+    placed = not values.get("no_embed_class") or not learned or not (class_token or registers)
+    if type(ratio := values["mlp_ratio"]) not in (int, float):
+        raise UserError(f"this {values.what}'s mlp_ratio must be a number, not {ratio!r}")
     return dict(
-        image_size=sides(given, "img_size"),
-        channels=given.size("in_chans"),
-        patch=sides(given, "patch_size"),
-        classes=given.size("num_classes"),
+        image_size=sides(values, "img_size"),
+        channels=values.size("in_chans"),
+        patch=sides(values, "patch_size"),
+        classes=values.size("num_classes"),
         width=width,
-        depth=given.size("depth"),
-        heads=given.size("num_heads"),
+        depth=values.size("depth"),
+        heads=values.size("num_heads"),
         hidden=int(width * ratio),
         norm=NORMS[norm][0],
         eps=NORMS[norm][1],
-        activation=given.one_of("act_layer", ACTIVATIONS | {"SiLU": "silu"}, "gelu"),
+        activation=values.one_of("act_layer", ACTIVATIONS | {"SiLU": "silu"}, "gelu"),
         positions="learned" if learned else "none",
         pool=pool,
         class_token=None if class_token == (pool == "class") else class_token,
         registers=registers,
         token_positions=placed,
-        qkv_bias=None if given["qkv_bias"] else False,
-        embed_norm=bool(given.get("pre_norm")),
-        norm_pooled=bool(given.given("fc_norm", pool == "mean")),
+        qkv_bias=None if values["qkv_bias"] else False,
+        embed_norm=bool(values.get("pre_norm")),
+        norm_pooled=bool(values.given("fc_norm", pool == "mean")),
         distilled=distilled,
     )
 
@@ -197,7 +197,7 @@ def _described(c: ViTConfig) -> dict[str, Any]:
     """The arguments of timm's constructor without the sizes that pretrained_cfg has."""
     ratio = c.mlp_width / c.width
     ratio = ratio if int(c.width * ratio) == c.mlp_width else (c.mlp_width + 0.5) / c.width
-    norm = next(name for name, known in NORMS.items() if known == (c.norm, c.eps))
+    norm = next(name for name, norm_and_eps in NORMS.items() if norm_and_eps == (c.norm, c.eps))
     return dict(
         patch_size=c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch),
         embed_dim=c.width,

@@ -62,10 +62,10 @@ RENAMED = {
 def sides(theirs: Fields, name: str) -> tuple[int, int]:
     """Height and width: two whole numbers, or one for both."""
     value = theirs[name]
-    found = tuple(value) if isinstance(value, list | tuple) else (value, value)
-    if len(found) != 2 or any(type(side) is not int or side < 1 for side in found):
+    pair = tuple(value) if isinstance(value, list | tuple) else (value, value)
+    if len(pair) != 2 or any(type(side) is not int or side < 1 for side in pair):
         raise UserError(f"this {theirs.what}'s {name} must be one or two whole numbers above 0, not {value!r}")
-    return found
+    return pair
 
 
 def class_names(theirs: dict[str, Any]) -> list[str]:
@@ -73,8 +73,8 @@ def class_names(theirs: dict[str, Any]) -> list[str]:
     table = theirs.get("id2label")
     if not isinstance(table, dict):
         return []
-    found = {str(number): str(name) for number, name in table.items()}
-    names = [found.get(str(i), "") for i in range(len(found))]
+    by_number = {str(number): str(name) for number, name in table.items()}
+    names = [by_number.get(str(i), "") for i in range(len(by_number))]
     return [] if any(name in ("", f"LABEL_{i}") for i, name in enumerate(names)) else names
 
 

@@ -116,10 +116,10 @@ def check_folder(folder: Path, force: bool) -> None:
         return
     if not force:
         raise UserError(f"{folder} exists already; choose another --out, or --force to replace it")
-    held = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    names = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
     card = folder / "README.md"
-    others = [name for name in held if name not in WRITTEN]
-    if held and not (card.is_file() and EXPORTED in read_text(card)):
+    others = [name for name in names if name not in WRITTEN]
+    if names and not (card.is_file() and EXPORTED in read_text(card)):
         raise UserError(f"{folder} holds something that is not an exported checkpoint; choose another --out")
     if others:
         raise UserError(

@@ -108,10 +108,10 @@ def compare(
     What the library rounds more than the rest is computed exactly there, unless `exact` is False."""
     given = architecture.inputs(ours.config, torch.Generator().manual_seed(seed), min(length, _context(ours.config)))
     watched = dict(architecture.outputs(ours.config))
-    held: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     hooks = [
         theirs.get_submodule(module).register_forward_hook(
-            lambda _, __, out, name=name: held.update({name: _first(out)})
+            lambda _, __, out, name=name: outputs.update({name: _first(out)})
         )
         for name, module in watched.items()
     ]
@@ -125,11 +125,11 @@ def compare(
             hook.remove()
     probe = Probe(*watched)
     logits = ours(*given, probe=probe)
-    missing = [name for name in watched if name not in held or name not in probe.values]
+    missing = [name for name in watched if name not in outputs or name not in probe.values]
     if missing:
         raise UserError(f"{missing[0]} was not computed by both models")
-    pairs = [(name, probe.values[name], held[name]) for name in watched] + [("logits", logits, wanted)]
-    return [_difference(name, mine, other) for name, mine, other in pairs]
+    pairs = [(name, probe.values[name], outputs[name]) for name in watched] + [("logits", logits, wanted)]
+    return [_difference(name, own, other) for name, own, other in pairs]
 
 
 def _first(output: Any) -> Tensor:
@@ -202,9 +202,9 @@ def _rounding_dtype(checkpoint: Checkpoint, run: Run) -> torch.dtype | None:
 
 def _check_rounded(ours: nn.Module, loaded: Loaded, kind: torch.dtype) -> None:
     """Refuse a run whose weights are not these, rounded."""
-    held = loaded.model.state_dict()
+    rounded = loaded.model.state_dict()
     for name, tensor in ours.state_dict().items():
-        if not torch.allclose(held[name], tensor.to(kind).float(), rtol=0, atol=0, equal_nan=True):
+        if not torch.allclose(rounded[name], tensor.to(kind).float(), rtol=0, atol=0, equal_nan=True):
             raise UserError(f"{name} of {loaded.run.path} is not that of the checkpoint, rounded")
 
 

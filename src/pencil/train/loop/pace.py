@@ -169,7 +169,7 @@ class Budget:
         the time; they stay where they are as long as there are about so many.
         """
         self.planned, self.planned_step = clock(), step
-        room = self.left() - UNPLANNED_SHARE * self.seconds
+        seconds_left = self.left() - UNPLANNED_SHARE * self.seconds
         costs = {"eval_every": self.slower() * self.evaluation, "save_every": self.slower() * self.save}
 
         def plan_for(steps: int) -> Plan:
@@ -183,11 +183,11 @@ class Budget:
                 plan[name] = every if about_as_many else max(1, -(-steps // count))
             return plan
 
-        least, most = step, step + int(max(0.0, room) / max(self.update, 1e-9))
+        least, most = step, step + int(max(0.0, seconds_left) / max(self.update, 1e-9))
         while least < most:
             steps = (least + most + 1) // 2
             every = plan_for(steps).get("eval_every", config.eval_every)
-            fits = self.need(step, steps, every) <= room
+            fits = self.need(step, steps, every) <= seconds_left
             least, most = (steps, most) if fits else (least, steps - 1)
         return plan_for(least)
 

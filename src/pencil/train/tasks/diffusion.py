@@ -458,7 +458,7 @@ def score_samples(task: Diffusion, model: Any, classifier: Any) -> tuple[dict[st
     """The share of samples classified as their label, their Fréchet distance to real images, and a sheet of samples."""
     targets = task.sample_targets(SAMPLES)
     samples = task.sample(model, targets, guidance=GUIDANCE if task.config.null_condition else 1.0, steps=STEPS)
-    held, true = task.data.test.take(range(len(task.data.test)), task.transform.without_augmentation)
+    held_out, true = task.data.test.take(range(len(task.data.test)), task.transform.without_augmentation)
     # as many real ones as samples: the distance between small sets is larger
     if isinstance(task.data.train, MovingDigits):
         real, _ = task.data.train.draw(random_of(0, 0), len(samples))
@@ -466,7 +466,7 @@ def score_samples(task: Diffusion, model: Any, classifier: Any) -> tuple[dict[st
         indices = random_of(0, 0).permutation(len(task.data.train))[: len(samples)]
         real, _ = task.data.train.take(indices, task.transform.without_augmentation)
     (sampled, predicted), (reference, named), (baseline, _) = (
-        features(classifier, part) for part in (samples, held, real)
+        features(classifier, part) for part in (samples, held_out, real)
     )
     # a sample without a label is named by what it is classified as
     labels = targets if task.conditional else predicted.tolist()
@@ -485,7 +485,7 @@ def score_samples(task: Diffusion, model: Any, classifier: Any) -> tuple[dict[st
     if min(len(reference), len(baseline)) > 1:  # one point has no covariance
         metrics |= {"frechet": frechet(sampled, reference), "frechet_of_real": frechet(baseline, reference)}
     if samples.ndim == 5:
-        metrics |= {"jerk": jerk(samples), "jerk_of_real": jerk(held)}
+        metrics |= {"jerk": jerk(samples), "jerk_of_real": jerk(held_out)}
     return metrics, {"samples.png": sheet}
 
 

@@ -62,8 +62,8 @@ def to_latents(
                 report(f"Encoding {count:,} pictures of {data.name} at {at} ({name}), once.")
                 _write(path, examples, autoencoder, transform, (count, *sides))
                 seal(path)
-        kept = np.memmap(path, np.float16, "r", shape=(count, *sides))
-        parts[name] = LatentExamples(kept, examples.targets)
+        latents = np.memmap(path, np.float16, "r", shape=(count, *sides))
+        parts[name] = LatentExamples(latents, examples.targets)
         if not len(parts[name]):
             raise UserError(f"none of the pictures of {data.name} can be decoded")
     return replace(data, **parts)

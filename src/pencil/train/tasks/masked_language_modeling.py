@@ -74,21 +74,21 @@ class MaskedLanguageModeling(LanguageModeling):
     def mask_tokens(self, tokens: Tensor, rng: np.random.Generator) -> Batch:
         """The input and the targets, as in BERT: of the chosen tokens 80 % are masked, 10 % random, 10 % unchanged."""
         shape = tuple(tokens.shape)
-        chosen, how = rng.random(shape) < self.fraction, rng.random(shape)
+        predicted, how = rng.random(shape) < self.fraction, rng.random(shape)
         others = torch.from_numpy(rng.integers(0, self.words, shape))
-        targets = tokens.masked_fill(~torch.from_numpy(chosen), -100)
-        inputs = tokens.masked_fill(torch.from_numpy(chosen & (how < 0.8)), self.mask)
-        return self._around(torch.where(torch.from_numpy(chosen & (how >= 0.9)), others, inputs), targets)
+        targets = tokens.masked_fill(~torch.from_numpy(predicted), -100)
+        inputs = tokens.masked_fill(torch.from_numpy(predicted & (how < 0.8)), self.mask)
+        return self._around(torch.where(torch.from_numpy(predicted & (how >= 0.9)), others, inputs), targets)
 
     def _around(self, inputs: Tensor, targets: Tensor) -> Batch:
         """The same between the special tokens of an imported run, cut to the context."""
         before, after = (torch.tensor(ids, dtype=torch.int64).expand(len(inputs), -1) for ids in self.around)
-        room = self.config.context - before.shape[1] - after.shape[1]
-        if room == self.config.context:
+        length = self.config.context - before.shape[1] - after.shape[1]
+        if length == self.config.context:
             return inputs, targets
         not_predicted = [torch.full_like(ids, -100) for ids in (before, after)]
-        targets = torch.cat([not_predicted[0], targets[:, :room], not_predicted[1]], 1)
-        return torch.cat([before, inputs[:, :room], after], 1), targets
+        targets = torch.cat([not_predicted[0], targets[:, :length], not_predicted[1]], 1)
+        return torch.cat([before, inputs[:, :length], after], 1), targets
 
     def batch(self, step: int, micro: int = 0) -> Batch:
         tokens, _ = super().batch(step, micro)
@@ -125,12 +125,12 @@ class MaskedLanguageModeling(LanguageModeling):
     def preview(self, model: nn.Module) -> Preview:
         """The first held-out text with the masked tokens in brackets, and the same with the predictions."""
         tokens = torch.from_numpy(self.data.val[: self.config.context].astype(np.int64))[None]
-        chosen = torch.from_numpy(random_of(0, 1).random(tuple(tokens.shape)) < self.fraction)
-        inputs = tokens.masked_fill(chosen, self.mask).to(next(model.parameters()).device)
-        predicted = torch.where(chosen, model(inputs)[..., : self.words].argmax(-1).cpu(), tokens)
+        masked_places = torch.from_numpy(random_of(0, 1).random(tuple(tokens.shape)) < self.fraction)
+        inputs = tokens.masked_fill(masked_places, self.mask).to(next(model.parameters()).device)
+        predicted = torch.where(masked_places, model(inputs)[..., : self.words].argmax(-1).cpu(), tokens)
 
         def bracketed(ids: Tensor) -> str:
-            marked = zip(ids[0].tolist(), chosen[0].tolist(), strict=True)
+            marked = zip(ids[0].tolist(), masked_places[0].tolist(), strict=True)
             return "".join(
                 f"[{self.data.tokenizer.decode([i])}]" if masked else self.data.tokenizer.decode([i])
                 for i, masked in marked

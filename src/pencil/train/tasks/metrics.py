@@ -213,9 +213,9 @@ def edit_distance(one: str, other: str) -> int:
         distance += bool(right_more & last) - bool(right_less & last)
         right_more = right_more << 1 | 1
         right_less = right_less << 1
-        kept = same | less
-        more = every & (right_less | ~(kept | right_more))
-        less = every & right_more & kept
+        unchanged = same | less
+        more = every & (right_less | ~(unchanged | right_more))
+        less = every & right_more & unchanged
     return distance
 
 
@@ -230,13 +230,13 @@ def chrf(predictions: Sequence[str], references: Sequence[str]) -> float:
     for prediction, reference in zip(predictions, references, strict=True):
         texts = ["".join(text.split()) for text in (prediction, reference)]
         for n, counts in enumerate(counted, 1):
-            mine, theirs = (_ngrams(text, n) for text in texts)
+            own, theirs = (_ngrams(text, n) for text in texts)
             # of a reference that is too short for n-grams, none can be right
-            counts[0] += mine.total() if theirs else 0
+            counts[0] += own.total() if theirs else 0
             counts[1] += theirs.total()
-            counts[2] += (mine & theirs).total()
+            counts[2] += (own & theirs).total()
     used = [counts for counts in counted if counts[0] and counts[1]]
-    precision = sum(both / mine for mine, _, both in used) / max(1, len(used))
+    precision = sum(both / own for own, _, both in used) / max(1, len(used))
     recall = sum(both / theirs for _, theirs, both in used) / max(1, len(used))
     if not precision + recall:
         return 0.0

@@ -71,12 +71,12 @@ class Translation(FamilyTask):
         self.source = lru_cache(1 << 16)(lambda text: source_ids(tokenizer, text))
         self.target = lru_cache(1 << 16)(lambda text: [*target_ids(tokenizer, text), self.end])
         for name, side in (("source_context", 0), ("context", 1)):
-            room = getattr(config, name)
-            over = [pair[side] for pair in data.all_pairs() if 1 + _length(tokenizer, pair[side], side) > room]
+            context = getattr(config, name)
+            over = [pair[side] for pair in data.all_pairs() if 1 + _length(tokenizer, pair[side], side) > context]
             if over:
                 raise UserError(
                     f"{len(over)} {('sources', 'targets')[side] if len(over) > 1 else ('source', 'target')[side]} of "
-                    f"{data.name} will not fit into model.{name} {room}: the longest needs "
+                    f"{data.name} will not fit into model.{name} {context}: the longest needs "
                     f"{longest(data, tokenizer, side) + 1}; the first begins “{over[0][:40]}”"
                 )
 
