@@ -245,7 +245,7 @@ def _tables(request: Request, prepared: Prepared, config: TrainConfig) -> dict[s
     return tables
 
 
-def _about_tokenizer(tokenizer: Any, wanted: int | None) -> list[str]:
+def _about_tokenizer(tokenizer: Tokenizer | None, wanted: int | None) -> list[str]:
     """How many tokens a tokenizer has; one that was trained to more than the text has says so."""
     if tokenizer is None:
         return []

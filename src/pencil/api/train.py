@@ -35,6 +35,7 @@ from ..train.frozen import blocks_with, describe_parts, freeze_parameters
 from ..train.loop import pace
 from ..train.loop.state import Trained
 from ..train.loop.trainer import Outcome, Trainer
+from ..train.parallel.gradients import uses_bfloat16
 from ..train.settings import TrainConfig, slots_of
 from ..train.tasks.metrics import class_table, describe_accuracy
 from ..train.validation import describe_highest
@@ -252,9 +253,9 @@ def what_trains(record: Family, model: Any, config: TrainConfig) -> str:
         counts = replace(counts, trained=count_trained(whole, record.cost))
         if counts.trained.blocks > len(blocks_with(trained)):
             note = "; the backward pass goes through frozen blocks too, since parts before them train"
-    cuda = pick_device(config.device).type == "cuda"
-    half = config.dtype == "bfloat16" or (config.dtype == "auto" and cuda)
-    memory = train_memory(record.cost, model, counts, config.batch, dtype="bf16" if half else "fp32", cuda=cuda)
+    device = pick_device(config.device)
+    dtype = "bf16" if uses_bfloat16(config, device) else "fp32"
+    memory = train_memory(record.cost, model, counts, config.batch, dtype=dtype, cuda=device.type == "cuda")
     needed = memory.total(config.optimizer, config.recompute == "blocks") + memory.gradients * bool(config.ema)
     unknown = "" if memory.activations else ", without activations"
     return f"{what}; about {_short(needed, 'B')} of memory{unknown}{note}"
@@ -321,7 +322,6 @@ def out_of_memory(record: Family, model: Any, train: TrainConfig) -> UserError:
 def _fit(record: Family, model: Any, train: TrainConfig) -> str:
     """The settings that would fit, as on the command line; nothing where none would, or none can be counted."""
     device, here = pick_device(train.device), world()
-    half = train.dtype == "bfloat16" or (train.dtype == "auto" and device.type == "cuda")
     memory = total_memory(device)
     if device.type != "cuda":  # the processes of a machine share it
         memory //= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
@@ -342,7 +342,7 @@ def _fit(record: Family, model: Any, train: TrainConfig) -> str:
             memory,
             here.size,
             parallel,
-            "bf16" if half else "fp32",
+            "bf16" if uses_bfloat16(train, device) else "fp32",
             device.type == "cuda",
             slots if train.exact else None,
         )

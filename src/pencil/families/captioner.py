@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from ..cost.activations import Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, text_length
 from ..data.images.loading import EMBEDDED
+from ..data.tokenizers.tokenizer import Tokenizer
 from ..inference.attention_layouts import (
     SELF_ATTENTION,
     AttentionGroup,
@@ -193,7 +194,7 @@ def _trace_ids(loaded: Loaded, x: torch.Tensor, ids: Sequence[int], text: str) -
     return trace(model, torch.tensor([list(ids)]), x, words=labels, facts=facts)
 
 
-def _words(c: CaptionerConfig, tokenizer: Any, ids: Sequence[int]) -> tuple[list[str], list[str]]:
+def _words(c: CaptionerConfig, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], list[str]]:
     """The labels of the image's tokens, and of the text's."""
     before = ["[IMG]"] * c.begin_marks + grid_labels("patch", c.grid) + ["[/IMG]"] * c.end_marks
     return before, ["begin", *(tokenizer.decode([i]).strip() or "␣" for i in ids[1:])]

@@ -16,6 +16,7 @@ from ..core.masks import NOWHERE
 from ..cost.activations import FULL, Activations, adaln_block_group, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, mean_square
 from ..data.images.loading import EMBEDDED
+from ..data.tokenizers.tokenizer import Tokenizer
 from ..files import read_json, write_all
 from ..inference.autoencoder import Autoencoder, autoencoder_for, has_latents
 from ..inference.diffusion import check_sampler
@@ -81,7 +82,7 @@ def condition(loaded: Loaded, labels: list[str], texts: list[str], count: int = 
     return (torch.tensor([_class_number(label, loaded.classes, run.path) for label in rows]),)
 
 
-def _class_number(label: str, classes: list[str], path: Any) -> int:
+def _class_number(label: str, classes: list[str], path: Path | str) -> int:
     if label not in classes:
         numbers = classes == [str(i) for i in range(len(classes))]
         mend = f"its labels are 0 to {len(classes) - 1}" if numbers else nearest(label, classes)
@@ -89,7 +90,7 @@ def _class_number(label: str, classes: list[str], path: Any) -> int:
     return classes.index(label)
 
 
-def _tokens(tokenizer: Any, text: str, context: int) -> list[int]:
+def _tokens(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
     ids = [end_token(tokenizer), *tokenizer.encode(text).tolist()]
     if len(ids) > context:
         raise UserError(

@@ -11,6 +11,7 @@ from ..config import UserError
 from ..cost.activations import SELF_ATTENTION_FLOPS, Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, text_length
 from ..data.builtin import TEXTS
+from ..data.tokenizers.tokenizer import Tokenizer
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line, windows
 from ..inference.text_batches import token_label, vocabulary_labels
 from ..inference.text_stream import stream
@@ -166,7 +167,7 @@ def _continue(
     return prompts, pieces
 
 
-def _default_prompt(tokenizer: Any) -> str:
+def _default_prompt(tokenizer: Tokenizer) -> str:
     """A prompt when none is given: what begins a text, else the end of the text before, or a new line."""
     if tokenizer.begin is not None:
         return ""
@@ -175,7 +176,7 @@ def _default_prompt(tokenizer: Any) -> str:
     return "\n" if "\n" in getattr(tokenizer, "characters", "\n") else tokenizer.decode([0])
 
 
-def _begin(tokenizer: Any) -> list[int]:
+def _begin(tokenizer: Tokenizer) -> list[int]:
     return [] if tokenizer.begin is None else [tokenizer.begin]
 
 
@@ -214,7 +215,7 @@ def _parameter_formulas(c: GPTConfig) -> dict[str, str]:
     return block_formulas(c) | table | {"embeddings": "V·D", "head": "V·D", "norms": norms}
 
 
-def _words(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [token_label(tokenizer, i) for i in ids]
 
 

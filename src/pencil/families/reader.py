@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..cost.activations import FULL, SELF_ATTENTION_FLOPS, Activations, block_fo
 from ..cost.profile import CostProfile, text_length
 from ..data.builtin import TEXTS
 from ..data.tables.pairs import is_table
+from ..data.tokenizers.tokenizer import Tokenizer
 from ..files import parse_json, read_text
 from ..inference.attention_layouts import (
     SELF_ATTENTION,
@@ -101,7 +103,7 @@ def embed_texts(
     return pooled
 
 
-def token_row(model: Any, tokenizer: Any, text: str, longest: int | None = None) -> list[int]:
+def token_row(model: Any, tokenizer: Tokenizer, text: str, longest: int | None = None) -> list[int]:
     """The tokens of a text as the model was trained on them, at most `longest`."""
     text = text.strip()
     ends = tokenizer.special is not None or model.config.output == "label"
@@ -112,9 +114,9 @@ def token_row(model: Any, tokenizer: Any, text: str, longest: int | None = None)
     return row
 
 
-def check_padding(model: Any, tokenizer: Any, text: str, row: Sequence[int]) -> None:
+def check_padding(model: Any, tokenizer: Tokenizer, text: str, row: Sequence[int]) -> None:
     """Refuse padding inside a text, where the original gives it no position of its own."""
-    if model.config.position_offset and tokenizer.pad in row:
+    if model.config.position_offset and tokenizer.pad is not None and tokenizer.pad in row:
         word = tokenizer.token(tokenizer.pad)
         raise UserError(f"the text “{shorten(text)}” has {word}, which is this model's padding: leave it out")
 
@@ -274,11 +276,11 @@ class SampleOptions(TextOutput):
     ] = None
 
 
-def token_ids(model: Any, tokenizer: Any, text: str) -> list[int]:
+def token_ids(model: Any, tokenizer: Tokenizer, text: str) -> list[int]:
     """The input: a text with its special tokens, and with the mask token where it has [mask]."""
     if tokenizer.special is not None:
         masked = tokenizer.mask is not None and model.config.classes is None
-        ids = text_ids(tokenizer, MASK.sub(lambda _: tokenizer.token(tokenizer.mask), text) if masked else text)
+        ids = text_ids(tokenizer, MASK.sub(lambda _: tokenizer.token(mask_token(tokenizer)), text) if masked else text)
     elif model.config.classes is not None:
         ids = text_ids(tokenizer, text)
     else:
@@ -308,7 +310,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     output.result(data)
 
 
-def _no_head(path: Any) -> str:
+def _no_head(path: Path | str) -> str:
     return (
         f"{path} has no head that predicts tokens or a class: pencil embed {path} gives vectors of texts, and pencil "
         f"train --from {path} trains a new head"
@@ -343,7 +345,7 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
     return results
 
 
-def _guesses(tokenizer: Any, ids: Sequence[int], likely: np.ndarray) -> list[Prediction]:
+def _guesses(tokenizer: Tokenizer, ids: Sequence[int], likely: np.ndarray) -> list[Prediction]:
     """The prediction of each masked token of a text."""
     masked = [at for at, token in enumerate(ids) if token == mask_token(tokenizer)]
     return [Prediction(likely[at], lambda i: token_label(tokenizer, i)) for at in masked]

@@ -12,6 +12,7 @@ from ..core.masks import causal, full
 from ..cost.activations import FULL, Activations, block_formulas, block_group, norm_bytes, with_cross_attention
 from ..cost.profile import CostProfile, text_length
 from ..data.tables import pairs
+from ..data.tokenizers.tokenizer import Tokenizer
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, line, row, spread
 from ..inference.attention_maps import source_attention
 from ..inference.beam import Hypothesis
@@ -102,7 +103,7 @@ def _trace_ids(loaded: Loaded, source: torch.Tensor, ids: Sequence[int], target:
     return trace(model, torch.tensor([list(ids)]), source, words=labels, facts=facts)
 
 
-def _words(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return ["begin", *(token_label(tokenizer, i) for i in ids[1:])]
 
 

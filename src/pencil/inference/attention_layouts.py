@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..config import UserError
 from ..core.masks import Mask
+from ..data.tokenizers.tokenizer import Tokenizer
 from ..models.parts import normalize
 from .text_batches import text_ids
 
@@ -146,7 +147,7 @@ def row(ids: Any) -> torch.Tensor:
     return torch.from_numpy(np.asarray(ids, np.int64)[None])
 
 
-def whole_texts(texts: Sequence[str], tokenizer: Any, context: int) -> list[Inputs]:
+def whole_texts(texts: Sequence[str], tokenizer: Tokenizer, context: int) -> list[Inputs]:
     """Texts as a classifier reads them, cut where they are too long."""
     rows = [text_ids(tokenizer, text, min(context, LONGEST_INPUT_TOKENS)) for text in texts]
     rows = [ids for ids in rows if len(ids) > 2]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ..config import UserError
@@ -200,7 +201,7 @@ def with_budget(train: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resumed(
-    run: Any, recorded: Mapping[str, Any], changed: Mapping[str, Any], option: str = "--train.steps"
+    run: Path, recorded: Mapping[str, Any], changed: Mapping[str, Any], option: str = "--train.steps"
 ) -> dict[str, Any]:
     """The settings of a run that goes on: a number of steps takes the place of a time budget, with its plans."""
     decided = recorded.get("steps")
