@@ -8,6 +8,7 @@ logits[0,a#2,"3"]                      the second "a"; a label that is a number,
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..config import UserError, nearest
 
@@ -79,9 +80,17 @@ def _part(text: str, where: str) -> Part:
     return Label(text)
 
 
-def address(name: str, index: Sequence[int]) -> str:
-    """The address of a cell by its index."""
-    return f"{name}[{','.join(map(str, index))}]" if len(index) else name
+def address(name: str, index: Sequence[int | slice]) -> str:
+    """The address of a cell, or of a part, by its index."""
+    return f"{name}[{','.join(map(written_index, index))}]" if len(index) else name
+
+
+def written_index(index: Any) -> str:
+    """An index or a range along one axis, as it is written."""
+    if not isinstance(index, slice):
+        return str(index)
+    ends = ["" if end is None else str(end) for end in (index.start, index.stop, index.step)]
+    return ":".join(ends[: 3 if ends[2] else 2])
 
 
 def quoted(text: str) -> str:

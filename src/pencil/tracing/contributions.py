@@ -110,7 +110,18 @@ def html_table(title: str, parts: Sequence[Part]) -> str:
 
 
 Index = tuple[int, ...]
-PARTS = {"attn": "", "cross": "cross-attention"}
+PARTS = {"cross": "cross-attention"}
+# the axes along which leaves of a kind fall into parts
+GROUPS: dict[str, tuple[int, ...]] = {
+    "mlp": (),
+    "condition": (),
+    "timestep": (),
+    "edit": (),
+    "head": (1,),
+    "value": (0, 2),
+}
+KINDS = {kind: kind for kind in ("head", "mlp", "pixel", "position", "condition")}
+KINDS |= {"token": "embedding", "patch": "embedding", "timestep": "condition", "input": "embedding"}
 GRID = re.compile(r"(patch|place|frames?) \d")  # what patches are called, in an image and in groups of patches
 # parameters that are added, by their symbols; one that is missing here keeps its symbol
 WORDS = {
@@ -172,40 +183,43 @@ class Tree:
 
     def groups(self, leaf: Leaf) -> tuple[int, ...]:
         """The axes along which a leaf falls into parts; it is summed over the others."""
-        axes = leaf.value.ndim
-        whole = dict.fromkeys(("mlp", "condition", "timestep", "edit"), ())
-        groups = whole | {"head": (1,), "value": (0, 2), "pixel": tuple(range(axes))}
-        return groups.get(leaf.kind, tuple(range(axes - 1)))  # a token, a patch, a position; a row of a table
+        axes = tuple(range(leaf.value.ndim))
+        # a pixel is one number; of a token, a patch, a position or a table a row is a part
+        return GROUPS.get(leaf.kind, axes if leaf.kind == "pixel" else axes[:-1])
 
     def kind(self, leaf: Leaf, index: Index) -> str:
-        if leaf.kind == "value":
-            return "patch" if GRID.match(self._word(leaf, 2, index[1])) else "token"
-        if leaf.kind == "parameter":
-            module = self.traced_model.model.get_submodule(leaf.name.rpartition(".")[0])
-            return "norm" if hasattr(module, "SYMBOL") else "embedding" if leaf.value.ndim > 1 else "bias"
-        if leaf.kind == "token" and leaf.value.ndim == 2:
-            return "condition"
-        same = {"head", "mlp", "pixel", "position", "condition"}
-        kinds = {"token": "embedding", "patch": "embedding", "timestep": "condition", "input": "embedding"}
-        return leaf.kind if leaf.kind in same else kinds.get(leaf.kind, "rest")
+        match leaf.kind:
+            case "value":
+                return "patch" if GRID.match(self._word(leaf, 2, index[1])) else "token"
+            case "parameter":
+                module = self.traced_model.model.get_submodule(leaf.name.rpartition(".")[0])
+                return "norm" if hasattr(module, "SYMBOL") else "embedding" if leaf.value.ndim > 1 else "bias"
+            case "token" if leaf.value.ndim == 2:
+                return "condition"
+        return KINDS.get(leaf.kind, "rest")
 
     def label(self, leaf: Leaf, index: Index) -> str:
-        kind, place = leaf.kind, self.place(leaf.name)
-        if kind in ("head", "mlp"):
-            what = "MLP" if kind == "mlp" else f"head {sum(index) + 1}"
-            return f"{place} · {what}" if place else what
-        if kind == "input":
-            return f"{leaf.name}[{','.join(map(str, index))}]"
-        if kind == "value":
-            row = self._axis(leaf, 0, index[0]) if self._letter(leaf, 0) not in ("", "B") else ""
-            return f"{row} · {self._word(leaf, 2, index[1])}" if row else self._word(leaf, 2, index[1])
-        if kind == "pixel":
-            return self._pixel(leaf, index)
-        if kind == "parameter":
-            return self._parameter(leaf, index)
-        if kind in ("token", "patch", "position") and len(index) > 1:
-            return f"{self._what(leaf)} of {self._word(leaf, len(index) - 1, index[-1])}"
-        return leaf.shown or leaf.name if kind == "token" else kind if kind == "timestep" else leaf.name
+        match leaf.kind:
+            case "head":
+                return _dotted(self.place(leaf.name), f"head {sum(index) + 1}")
+            case "mlp":
+                return _dotted(self.place(leaf.name), "MLP")
+            case "input":
+                return address(leaf.name, index)
+            case "value":
+                row = self._axis(leaf, 0, index[0]) if self._letter(leaf, 0) not in ("", "B") else ""
+                return _dotted(row, self._word(leaf, 2, index[1]))
+            case "pixel":
+                return self._pixel(leaf, index)
+            case "parameter":
+                return self._parameter(leaf, index)
+            case "token" | "patch" | "position" if len(index) > 1:
+                return f"{self._what(leaf)} of {self._word(leaf, len(index) - 1, index[-1])}"
+            case "token":
+                return leaf.shown or leaf.name
+            case "timestep":
+                return "timestep"
+        return leaf.name
 
     def _what(self, leaf: Leaf) -> str:
         if leaf.kind == "position":
@@ -221,7 +235,7 @@ class Tree:
         before, _, number = block.rpartition("blocks.")
         words = [*before.rstrip(".").split("."), f"block {int(number) + 1}"]
         inside = name[len(block) + 1 :].split(".")[0]
-        return " ".join(word for word in words if word) + (f" · {PARTS[inside]}" if PARTS.get(inside) else "")
+        return _dotted(" ".join(filter(None, words)), PARTS.get(inside, ""))
 
     def cell(self, leaf: Leaf, at: Index) -> str | None:
         """The address of a cell of the recorded tensor that a leaf is shown by."""
@@ -252,8 +266,7 @@ class Tree:
             symbol = parts[row] if len(parts) == rows else f"{WORDS.get(symbol, symbol)} {row + 1}"
         norm = hasattr(self.traced_model.model.get_submodule(path), "SYMBOL")
         what = f"{symbol} of {_norm(path)}" if norm else WORDS.get(symbol, symbol)
-        place = self.place(leaf.name)
-        return f"{place} · {what}" if place else what
+        return _dotted(self.place(leaf.name), what)
 
     def _letter(self, leaf: Leaf, axis: int) -> str:
         name = leaf.shown or leaf.name
@@ -274,6 +287,10 @@ class Tree:
         if not word:
             return f"patch {index + 1}" if leaf.kind == "patch" else f"token {index + 1}"
         return word if GRID.match(word) else f"“{word}”"
+
+
+def _dotted(*words: str) -> str:
+    return " · ".join(filter(None, words))
 
 
 def _norm(path: str) -> str:
@@ -367,17 +384,17 @@ class LeafPart(Part):
 
     @property
     def count(self) -> int:
-        if self.leaf.before is None:
-            return 0
-        if "parts" in self.__dict__:
+        if self.leaf.before is None or "parts" in self.__dict__:
             return len(self.parts)
-        if self.leaf.kind == "head":
-            pattern = self.tree.model.constants.get(self._pattern_name)
-            return self.leaf.value.shape[2] if pattern is None else pattern.shape[-1]
-        if self.leaf.kind == "patch":
-            fold = next((one.value for one in self.tree.model.leaves if one.kind == "pixel"), self.leaf.value)
-            return fold.numel() // self.leaf.value.shape[:-1].numel() + 1
-        return self.tree.model.leaves.index(self.leaf)
+        leaves = self.tree.model.leaves
+        match self.leaf.kind:
+            case "head":
+                pattern = self.tree.model.constants.get(self._pattern_name)
+                return self.leaf.value.shape[2] if pattern is None else pattern.shape[-1]
+            case "patch":
+                fold = next((leaf.value for leaf in leaves if leaf.kind == "pixel"), self.leaf.value)
+                return fold.numel() // self.leaf.value.shape[:-1].numel() + 1
+        return leaves.index(self.leaf)
 
 
 class Contributions:

@@ -219,12 +219,13 @@ def leaves(plan: Plan) -> Iterator[Plan]:
 def refs(plan: Plan) -> Iterator[int]:
     """The nodes a plan reads."""
     for leaf in leaves(plan):
-        if leaf[0] in ("ref", "list"):
-            yield leaf[1]
-        elif leaf[0] == "cat":
-            yield from (ref[1] for _, ref in leaf[2])
-        elif leaf[0] == "table":
-            yield from leaf[2]
+        match leaf:
+            case (("ref" | "list"), node, *_):
+                yield node
+            case "cat", _, parts:
+                yield from (ref[1] for _, ref in parts)
+            case "table", _, nodes:
+                yield from nodes
 
 
 def tables(plan: Plan) -> Iterator[str]:
@@ -273,31 +274,33 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
     if np.asarray(out).dtype == bool:
         out = out.astype(float)
     size = np.where(np.isfinite(out), np.abs(out), 0)
-    if name in ("add", "sub"):
-        return out, es[0] + es[1] + u * size
-    if name == "sum":
-        terms = np.where(np.isfinite(xs[0]), np.abs(xs[0]), 0)
-        count = xs[0].shape[-1]
-        total = (terms + es[0]).sum(-1, keepdims=True)
-        return out, np.broadcast_to(es[0], xs[0].shape).sum(-1, keepdims=True) + (count - 1) * u * total
-    if name in ("argmax", "argmin", "kth_at"):
-        # kernels do not agree on which of equal values comes first
-        picked = np.take_along_axis(xs[0], out.astype(int), -1)
-        tied = ((xs[0] == picked) | ((xs[0] != xs[0]) & (picked != picked))).sum(-1, keepdims=True) > 1
-        return out, np.where(tied, float(xs[0].shape[-1]), 0.0)
-    if function.reduces:
-        errors = np.broadcast_to(es[0], xs[0].shape)
-        scale = errors.sum(-1, keepdims=True) * np.maximum(size, 1) if name == "prod" else errors.max(-1, keepdims=True)
-        return out, scale + (u * size * xs[0].shape[-1] if name == "prod" else 0)
-    if name == "if":
-        return out, np.where(xs[0] != 0, *np.broadcast_arrays(es[1], es[2]))
-    if name in ("real", "imag"):
-        return out, es[0] + 0 * size
-    if name == "rounded":
-        return out, es[0] + outer * size
-    if name == "mul":
-        a, b = (np.where(np.isfinite(x), np.abs(x), 0) for x in xs)
-        return out, a * es[1] + b * es[0] + es[0] * es[1] + u * size
+    match name:
+        case "add" | "sub":
+            return out, es[0] + es[1] + u * size
+        case "sum":
+            terms = np.where(np.isfinite(xs[0]), np.abs(xs[0]), 0)
+            total = (terms + es[0]).sum(-1, keepdims=True)
+            errors = np.broadcast_to(es[0], xs[0].shape).sum(-1, keepdims=True)
+            return out, errors + (xs[0].shape[-1] - 1) * u * total
+        case "argmax" | "argmin" | "kth_at":
+            # kernels do not agree on which of equal values comes first
+            picked = np.take_along_axis(xs[0], out.astype(int), -1)
+            tied = ((xs[0] == picked) | ((xs[0] != xs[0]) & (picked != picked))).sum(-1, keepdims=True) > 1
+            return out, np.where(tied, float(xs[0].shape[-1]), 0.0)
+        case "prod":
+            errors = np.broadcast_to(es[0], xs[0].shape).sum(-1, keepdims=True)
+            return out, errors * np.maximum(size, 1) + u * size * xs[0].shape[-1]
+        case _ if function.reduces:
+            return out, np.broadcast_to(es[0], xs[0].shape).max(-1, keepdims=True)
+        case "if":
+            return out, np.where(xs[0] != 0, *np.broadcast_arrays(es[1], es[2]))
+        case "real" | "imag":
+            return out, es[0] + 0 * size
+        case "rounded":
+            return out, es[0] + outer * size
+        case "mul":
+            a, b = (np.where(np.isfinite(x), np.abs(x), 0) for x in xs)
+            return out, a * es[1] + b * es[0] + es[0] * es[1] + u * size
     # any other function: how far it moves when its arguments move by their errors
     moved = np.zeros_like(size)
     for i, e in enumerate(es):
@@ -306,13 +309,14 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
                 other = function.of(*[x + sign * e if j == i else x for j, x in enumerate(xs)])
                 step = np.abs(other - out)
                 moved = np.maximum(moved, np.where(np.isfinite(step), step, 0))
-    if name == "whole":
-        # processors do not agree on what a value that is not finite becomes
-        return out, np.where(np.isfinite(xs[0]), moved, np.inf)
-    if name == "mod":
-        return out, moved + 4 * u * np.abs(xs[0])
-    if not function.smooth:
-        return out, moved
+    match name:
+        case "whole":
+            # processors do not agree on what a value that is not finite becomes
+            return out, np.where(np.isfinite(xs[0]), moved, np.inf)
+        case "mod":
+            return out, moved + 4 * u * np.abs(xs[0])
+        case _ if not function.smooth:
+            return out, moved
     # a power of a half-precision value is computed in half precision; erf has this error even near 0
     own = 4 * (outer if name == "pow" else u) * size + (8 * u if name == "erf" else 0)
     return out, moved + own

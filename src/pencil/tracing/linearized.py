@@ -22,9 +22,8 @@ from ..config import UserError
 from ..core import layers
 from ..core.embed import Tokens
 from ..core.layers import evaluating
-from ..core.probe import Probe
-from .tape import Tape
-from .traced_model import TracedModel, mapped, parameters_and_buffers, tensors
+from .tape import Edit, Tape
+from .traced_model import EveryValue, TracedModel, mapped, parameters_and_buffers, tensors
 
 # ---- the rules by which a nonlinear part is held at what it was in a recorded pass
 # Some named values are constants; the nonlinear functions are replaced, each by an affine one that gives the recorded
@@ -148,58 +147,6 @@ class Leaf:
     shown: str = ""  # the name of the recorded tensor that shows it
 
 
-class _First(Probe):
-    """Keeps the values that are held, and which cells an edit changed."""
-
-    def __init__(self, edits: Mapping[str, Any]):
-        super().__init__()
-        self.edits_of, self.constants, self.changed = dict(edits), {}, {}
-
-    def wants(self, *names: str) -> bool:
-        return True
-
-    def checked(self, value: Tensor) -> Tensor:
-        return value
-
-    def __call__(self, name: str, value: Tensor) -> Tensor:
-        full = self.path + name
-        if full in self.edits_of and full not in self.changed:
-            new = self.edits_of[full](value.detach().clone())
-            self.changed[full] = (new != value).cpu(), double(new)
-            value = new
-        if full.rsplit(".", 1)[-1] in CONSTANT:
-            self.constants[full] = double(value)
-        return value
-
-
-class _Second(_First):
-    """Holds those values, and makes leaves of the others that are parts of the output."""
-
-    model: "LinearizedModel"
-    first: _First
-
-    def __call__(self, name: str, value: Tensor) -> Tensor:
-        full, model = self.path + name, self.model
-        if full in self.first.constants:
-            model.sentences[CONSTANT[full.rsplit(".", 1)[-1]]] = None
-            return self.first.constants[full]
-        if not value.is_floating_point():
-            return value
-        kind = _kind(full, value)
-        if full in self.first.changed and full not in self.changed:
-            where, new = self.changed[full] = self.first.changed[full]
-            added = value.requires_grad or kind != ""
-            new = model.source(f"edit of {full}", "edit", new, full) if added else new
-            value = torch.where(where, new, value)
-        for leaf in [one for one in model.unshown if one.value.shape[:-1] == value.shape[:-1] and value.requires_grad]:
-            leaf.shown = full
-            model.unshown.remove(leaf)
-        model.values[full] = value
-        if kind in ("pixel", "position", "timestep"):
-            return model.source(full, kind, value, full)
-        return model.cut(full, kind, value) if kind else value
-
-
 OF_HEADS = {"z": "head", "v": "value", "v_all": "value"}
 OF_MODULES = {"mlp.act": "mlp", "patches.out": "patch", "patches.fold": "pixel", "time.sinusoids": "timestep"}
 
@@ -224,26 +171,59 @@ class LinearizedModel:
             raise UserError("contributions need a model that names its values with a probe, as Pencil's models do")
         self.gates, self.leaves = _Gates(), list[Leaf]()
         self.values: dict[str, Tensor] = {}
+        self.constants: dict[str, Tensor] = {}
         self.sentences: dict[str, None] = {}
         self.unshown: list[Leaf] = []
-        first, keep = _First(traced.edits), Keep()
+        self.edits: dict[str, Edit] = dict(traced.edits)  # those that were not made yet
+        self.changed: dict[str, tuple[Tensor, Tensor]] = {}  # which cells an edit changed, and the values it gave
+        keep = Keep()
         weights = parameters_and_buffers(model)
         edited = {n: traced.edits[n](weights[n].detach().clone()) for n in traced.edits if n in weights}
-        inputs, given = traced._inputs(Tape(None, traced.edits))
+        inputs, keywords = traced.arguments(Tape(None, traced.edits))
         with _plainly(model), torch.no_grad(), keep:
-            functional_call(model, edited, inputs, {**given, "probe": first})
-        self.constants = first.constants
-        second = _Second({})
-        second.model, second.first = self, first
+            functional_call(model, edited, inputs, {**keywords, "probe": EveryValue(self._keep)})
         copy = deepcopy(model).cpu().double()
         self._prepare(copy, edited)
-        inputs, given = self._inputs(inputs, given, traced)
+        inputs, keywords = self._inputs(inputs, keywords, traced)
         hold = Hold(keep.calls)
         with _plainly(copy), torch.enable_grad(), _plain_gelu(), hold:
-            out = copy(*inputs, **given, probe=second)
+            out = copy(*inputs, **keywords, probe=EveryValue(self._hold))
         for name, value in tensors(out, ""):
             self.values.setdefault(name or "output", value)
         self.sentences |= hold.sentences
+
+    def _keep(self, name: str, value: Tensor) -> Tensor:
+        """In the first pass: keep the values that are held, and which cells an edit changed."""
+        if change := self.edits.pop(name, None):
+            new = change(value.detach().clone())
+            self.changed[name] = (new != value).cpu(), double(new)
+            value = new
+        if name.rsplit(".", 1)[-1] in CONSTANT:
+            self.constants[name] = double(value)
+        return value
+
+    def _hold(self, name: str, value: Tensor) -> Tensor:
+        """In the second pass: those values, and leaves of the others that are parts of the output."""
+        if name in self.constants:
+            self.sentences[CONSTANT[name.rsplit(".", 1)[-1]]] = None
+            return self.constants[name]
+        if not value.is_floating_point():
+            return value
+        kind = _kind(name, value)
+        if name in self.changed:
+            where, new = self.changed.pop(name)
+            if value.requires_grad or kind:
+                new = self.source(f"edit of {name}", "edit", new, name)
+            value = torch.where(where, new, value)
+        for leaf in [
+            leaf for leaf in self.unshown if leaf.value.shape[:-1] == value.shape[:-1] and value.requires_grad
+        ]:
+            leaf.shown = name
+            self.unshown.remove(leaf)
+        self.values[name] = value
+        if kind in ("pixel", "position", "timestep"):
+            return self.source(name, kind, value, name)
+        return self.cut(name, kind, value) if kind else value
 
     def _prepare(self, copy: nn.Module, edited: Mapping[str, Tensor]) -> None:
         """Parameters that are added are sources; those that multiply are constants, and a table gives its rows."""
@@ -271,7 +251,7 @@ class LinearizedModel:
         module.forward = rows
         module.logits = lambda x: F.linear(x, weight)  # the tied head multiplies by the table
 
-    def _inputs(self, inputs: Any, given: Any, traced: TracedModel) -> tuple[Any, Any]:
+    def _inputs(self, inputs: Any, keywords: Any, traced: TracedModel) -> tuple[Any, Any]:
         """The inputs in double precision; those that are no indices are sources."""
         own = {*traced.declared, *traced.symbols}
 
@@ -281,8 +261,8 @@ class LinearizedModel:
             return self.source(name, "input", value, shown) if value.is_floating_point() else value
 
         names = [*traced.takes, *(f"input.{i}" for i in range(len(traced.takes), len(inputs)))]
-        placed = tuple(mapped(one, name, ready) for one, name in zip(inputs, names, strict=False))
-        return placed, {name: mapped(one, name, ready) for name, one in given.items()}
+        placed = tuple(mapped(value, name, ready) for value, name in zip(inputs, names, strict=False))
+        return placed, {name: mapped(value, name, ready) for name, value in keywords.items()}
 
     def source(self, name: str, kind: str, value: Tensor, shown: str) -> Tensor:
         """A leaf that divides no further."""
@@ -315,7 +295,7 @@ class LinearizedModel:
 
         Each value is off by about its own size times that; a long sum by more, but not all cells in one direction.
         """
-        values = [one for one in self.values.values() if one.requires_grad]
+        values = [value for value in self.values.values() if value.requires_grad]
         values += [leaf.value for leaf in self.leaves]
         self.gates.open = True
         try:

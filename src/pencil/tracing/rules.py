@@ -109,6 +109,10 @@ class Call:
         along = [0 if d in gone else s for d, s in enumerate(strides) if keep or d not in gone]
         return P(("ref", x.node, 0, along, [[strides[d], x.shape[d]] for d in gone] or [[0, 1]]))
 
+    def reduced(self) -> P:
+        """The list of cells that an output of a reduction along `dim` was made of."""
+        return self.over(self.self, self.get("dim"), bool(self.get("keepdim", False)))
+
     def line(self, x: In, dim: int) -> P:
         """The cells of x along one axis with the output's cell; x and the output have one shape."""
         strides, dim = row_major(x.shape), dim % max(len(x.shape), 1)
@@ -119,11 +123,7 @@ class Call:
 
 
 def row_major(shape: Sequence[int]) -> list[int]:
-    strides, run = [], 1
-    for n in reversed(shape):
-        strides.append(run)
-        run *= n
-    return strides[::-1]
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 Rule = Callable[[Call], Plan]
@@ -243,7 +243,6 @@ def _add(call: Call) -> Plan:
         return fn("or")(a, b)
     if call.op == "rsub":
         a, b = b, a
-        return P(("sub", a, b if alpha == 1 else P(("mul", alpha, b))))
     return P(("add" if call.op == "add" else "sub", a, b if alpha == 1 else P(("mul", alpha, b))))
 
 
@@ -301,8 +300,7 @@ def _complex(call: Call) -> Plan:
     x = call.self
     strides = row_major(x.shape)
     if call.op == "view_as_complex":
-        parts = [P(("ref", x.node, k, strides[:-1], [])) for k in (0, 1)]
-        return fn("complex")(*parts)
+        return fn("complex")(*(P(("ref", x.node, k, strides[:-1], [])) for k in (0, 1)))
     if call.op == "view_as_real":
         z = P(("ref", x.node, 0, [*strides, 0], []))
         return choose(P(("axis", len(x.shape))), fn("imag")(z), fn("real")(z))
@@ -323,39 +321,49 @@ def _dropped(call: Call) -> Plan:
 # ---- over a line of cells: sums, choices, softmax, norms, losses
 
 
-@rule("sum", "sum", "mean", "prod", "amax", "amin", "any", "all", "logsumexp", "linalg_vector_norm", "norm")
+def mean_of(terms: P) -> P:
+    return total(terms) / count_of(terms)
+
+
+def count_of(terms: P) -> int:
+    """How many cells a list has."""
+    return math.prod(count for _, count in terms[4])
+
+
+def _log_sum_exp(terms: P) -> P:
+    top = step("max", most(terms))
+    return choose(fn("eq")(top, -math.inf), -math.inf, top + log(step("total", total(exp(terms - top)))))
+
+
+REDUCTIONS: dict[str, Callable[[P], P]] = {
+    "sum": total,
+    "mean": mean_of,
+    "prod": fn("prod"),
+    "amax": most,
+    "amin": least,
+    "any": lambda terms: fn("ne")(most(fn("ne")(terms, 0)), 0),
+    "all": lambda terms: fn("ne")(least(fn("ne")(terms, 0)), 0),
+    "logsumexp": _log_sum_exp,
+    "linalg_vector_norm": lambda terms: sqrt(total(square(terms))),
+    "norm": lambda terms: sqrt(total(square(terms))),
+}
+
+
+@rule("sum", *REDUCTIONS)
 def _reduce(call: Call) -> Plan:
-    x = call.self
-    terms = call.over(x, call.get("dim"), bool(call.get("keepdim", False)))
-    count = math.prod(n for _, n in terms[4])
-    if call.op == "sum":
-        return total(terms)
-    if call.op == "mean":
-        return total(terms) / count
-    if call.op in ("any", "all"):
-        return fn("ne")((most if call.op == "any" else least)(fn("ne")(terms, 0)), 0)
-    if call.op == "logsumexp":
-        top = step("max", most(terms))
-        some = top + log(step("total", total(exp(terms - top))))
-        return choose(fn("eq")(top, -math.inf), -math.inf, some)
-    if call.op in ("linalg_vector_norm", "norm"):
-        power = call.get("ord", call.get("p", 2))
-        if power != 2:
-            raise NotImplementedError(f"a norm of order {power}")
-        return sqrt(total(square(terms)))
-    return fn({"prod": "prod", "amax": "max", "amin": "min"}[call.op])(terms)
+    if (power := call.get("ord", call.get("p", 2))) != 2:
+        raise NotImplementedError(f"a norm of order {power}")
+    return REDUCTIONS[call.op](call.reduced())
 
 
 @rule("sum", "var", "std", "var_mean")
 def _variance(call: Call) -> Plan:
-    x = call.self
-    terms = call.over(x, call.get("dim"), bool(call.get("keepdim", False)))
-    count = math.prod(n for _, n in terms[4])
-    mean = step("mean", total(terms) / count)
+    terms = call.reduced()
+    mean = step("mean", mean_of(terms))
     if call.op == "var_mean" and call.out == 1:
         return mean
     correction = call.get("correction", 1 if call.get("unbiased", True) else 0)
-    variance = total(square(terms - mean)) / (count - correction)
+    variance = total(square(terms - mean)) / (count_of(terms) - correction)
     return sqrt(step("variance", variance)) if call.op == "std" else variance
 
 
@@ -372,7 +380,7 @@ def _largest(call: Call) -> Plan:
         raise NotImplementedError(call.op)
     if isinstance(call.get("other"), In):
         return fn("greater" if call.op == "max" else "lesser")(call.broadcast(x), call.broadcast(call.other))
-    terms = call.over(x, dim, bool(call.get("keepdim", False)))
+    terms = call.reduced()
     place = call.op.startswith("arg") or call.out == 1
     return fn(f"{'arg' if place else ''}{call.op.removeprefix('arg')}")(terms)
 
@@ -506,20 +514,16 @@ def _dot(call: Call) -> Plan:
     rows, columns = row_major(a.shape), row_major(b.shape)
     inner = a.shape[-1]
     if len(b.shape) == 1:  # a matrix, or a vector, with a vector
-        left, right = rows[:-1], [0] * (len(a.shape) - 1)
-        terms = P(("ref", a.node, 0, left, [[rows[-1], inner]])), P(("ref", b.node, 0, right, [[1, inner]]))
+        left, right, down = rows[:-1], [0] * (len(a.shape) - 1), 1
     else:
-        batch = [0] * (len(a.shape) - 2)
-        left = [*rows[:-1], 0]
-        right = [*(columns[:-2] or batch), 0, columns[-1]]
-        terms = P(("ref", a.node, 0, left, [[rows[-1], inner]])), P(("ref", b.node, 0, right, [[columns[-2], inner]]))
-    product = total(terms[0] * terms[1])
+        batch = columns[:-2] or [0] * (len(a.shape) - 2)
+        left, right, down = [*rows[:-1], 0], [*batch, 0, columns[-1]], columns[-2]
+    product = total(P(("ref", a.node, 0, left, [[rows[-1], inner]])) * P(("ref", b.node, 0, right, [[down, inner]])))
     if not call.op.startswith(("addm", "baddbmm")):
         return product
     alpha, beta = call.get("alpha", 1), call.get("beta", 1)
     product = times(alpha, product)
-    added = call.broadcast(call.self)
-    return product if beta == 0 else product + times(beta, added)
+    return product if beta == 0 else product + times(beta, call.broadcast(call.self))
 
 
 @rule("patch", "convolution")

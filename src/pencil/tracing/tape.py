@@ -171,6 +171,14 @@ class Tape(TorchDispatchMode, Graph):
             n.also += (name,)
         n.named |= named
 
+    def fire(self, name: str, value: Tensor) -> Tensor:
+        """Name a value as the model itself names it; the value after its edit."""
+        value = self.change(name, value)
+        self.name(value, name)
+        if name in self.names:
+            self.fired[name] = None
+        return value
+
     def change(self, name: str, value: Tensor) -> Tensor:
         """The value after its edit, if it has one; the edited tensor is a new leaf."""
         if not self.edits or self.paused:

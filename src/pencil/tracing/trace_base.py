@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError, nearest
-from .address import Label, located, occurrence, parse
+from .address import Label, located, occurrence, parse, written_index
 from .graph import Array, Graph, Node
 
 LISTED = "see the names with: pencil show"
@@ -147,13 +147,6 @@ class TraceBase:
         return name in self.graph.names
 
 
-def _index(one: Any) -> str:
-    if not isinstance(one, slice):
-        return str(one)
-    ends = ["" if end is None else str(end) for end in (one.start, one.stop, one.step)]
-    return ":".join(ends[: 3 if ends[2] else 2])
-
-
 def near(name: str, names: Iterable[str]) -> str:
     """The nearest of these names, or how to see them."""
     nearby = nearest(name, set(names))
@@ -188,7 +181,7 @@ class ViewBase:
                 return type(self)(self.trace, self.id, np.asarray(place))
             return type(self)(self.trace, self.id, np.asarray(self.flat[index]))
         except (IndexError, ValueError):
-            written = ", ".join(map(_index, index))
+            written = ", ".join(map(written_index, index))
             axes = f" ({self.node.axes})" if self.node.axes else ""
             shape = "×".join(map(str, self.node.shape)) or "a single number"
             raise UserError(f"{self.node.name} has no cell [{written}]: its shape is {shape}{axes}") from None

@@ -56,14 +56,11 @@ def mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> An
 # ---- the model
 
 
-class TapeProbe(Probe):
-    """Names on the tape what the model names; wants every value, so that no fused route skips one."""
+class EveryValue(Probe):
+    """Calls a function with each value and its full name; wants every value, so that no fused route skips one."""
 
-    def __init__(self, tape: Tape, path: str = ""):
-        self.tape, self.path = tape, path
-
-    def __truediv__(self, name: str) -> "TapeProbe":
-        return TapeProbe(self.tape, f"{self.path}{name}.")
+    def __init__(self, call: Callable[[str, Tensor], Tensor]):
+        self.call, self.path = call, ""
 
     def wants(self, *names: str) -> bool:
         return True
@@ -72,11 +69,7 @@ class TapeProbe(Probe):
         return value  # an edit of a name that nothing has is refused when the recording ends
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
-        value = self.tape.change(self.path + name, value)
-        self.tape.name(value, self.path + name)
-        if self.path + name in self.tape.names:
-            self.tape.fired[self.path + name] = None
-        return value
+        return self.call(self.path + name, value)
 
 
 class TracedModel:
@@ -104,10 +97,10 @@ class TracedModel:
         """One forward pass under a tape."""
         tape = Tape(budget, self.edits)
         module = self.model if isinstance(self.model, nn.Module) else None
-        inputs, keywords = self._inputs(tape)
+        inputs, keywords = self.arguments(tape)
         changed: dict[str, Tensor] = {}
         if self.probed:
-            keywords = {**keywords, "probe": TapeProbe(tape)}
+            keywords = {**keywords, "probe": EveryValue(tape.fire)}
         if module is not None:
             weights = parameters_and_buffers(module)
             for name, leaf in weights.items():
@@ -159,7 +152,7 @@ class TracedModel:
             if name in tape.names:
                 tape.nodes[tape.names[name]].symbol = stored(self.model, name, symbol)
 
-    def _inputs(self, tape: Tape) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, tape: Tape) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inputs, known to the tape by the names of the parameters they are given for."""
         names = [n for n, p in self.takes.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         names += [f"input.{i}" for i in range(len(names), len(self.inputs))]

@@ -42,33 +42,37 @@ def simplified(tree: Tree, n: Node) -> Tree:
 
 def _rewritten(head: str, parts: list[Tree], n: Node) -> Tree:
     """One operation on operands that are in their written form already."""
-    if head in ("add", "mul") and _index(parts, n, head):
-        return ("num", parts[0][1] + parts[1][1] if head == "add" else parts[0][1] * parts[1][1])
-    if head == "add" and _is(parts[1], 0):
-        return parts[0]
-    if head == "neg":
-        return _negative(parts[0]) or ("neg", parts[0])
-    if head == "sub" and parts[1][0] == "neg":
-        return ("add", parts[0], parts[1][1])
-    if head == "pow" and parts[0][0] == "num" and (power := _negative(parts[1])):
-        return ("div", ONE, ("pow", parts[0], power))
-    if head == "mul":
-        for one, other in (parts, parts[::-1]):
-            if _is_inverse(one):
-                return _over(one, other)
-        for i in (0, 1):
-            if parts[i][0] == "neg":
-                return ("neg", _rewritten("mul", [*parts[:i], parts[i][1], *parts[i + 1 :]], n))
-        if _is(parts[0], 1) and not _of_indices(parts[1]):
-            return parts[1]
-        if parts[1][0] == "cell" and parts[0][0] != "num" and _of_indices(parts[0]):
-            return ("mul", parts[1], parts[0])
-    if head == "div" and parts[0][0] == "neg":
-        return ("neg", ("div", parts[0][1], parts[1]))
-    if head == "not" and parts[0][0] in OPPOSITE and all(part[0] == "num" for part in parts[0][1:]):
-        return (OPPOSITE[parts[0][0]], *parts[0][1:])
-    if head == "ne" and _is(parts[1], 0) and parts[0][0] in TRUTH:
-        return parts[0]
+    match head, *parts:
+        case "add", left, right if _index(parts, n, head):
+            return ("num", left[1] + right[1])
+        case "mul", left, right if _index(parts, n, head):
+            return ("num", left[1] * right[1])
+        case "add", left, ("num", 0):
+            return left
+        case "neg", part:
+            return _negative(part) or ("neg", part)
+        case "sub", left, ("neg", right):
+            return ("add", left, right)
+        case "pow", ("num", _) as base, power if opposite := _negative(power):
+            return ("div", ONE, ("pow", base, opposite))
+        case "mul", inverse, part if _is_inverse(inverse):
+            return _over(inverse, part)
+        case "mul", part, inverse if _is_inverse(inverse):
+            return _over(inverse, part)
+        case "mul", ("neg", left), right:
+            return ("neg", _rewritten("mul", [left, right], n))
+        case "mul", left, ("neg", right):
+            return ("neg", _rewritten("mul", [left, right], n))
+        case "mul", ("num", 1), right if not _of_indices(right):
+            return right
+        case "mul", left, ("cell", *_) as right if left[0] != "num" and _of_indices(left):
+            return ("mul", right, left)
+        case "div", ("neg", left), right:
+            return ("neg", ("div", left, right))
+        case "not", (compared, ("num", _), ("num", _)) if compared in OPPOSITE:
+            return (OPPOSITE[compared], *parts[0][1:])
+        case "ne", (truth, *_) as part, ("num", 0) if truth in TRUTH:
+            return part
     return (head, *parts)
 
 
@@ -135,27 +139,29 @@ def weigh(tree: Tree, n: Node, evaluated: Evaluated) -> tuple[Any, Any]:
 
     A step that is in many terms is one object, and evaluated once: `evaluated` has what it gave.
     """
-    head = tree[0]
-    if head in ("num", "cell"):
-        value = np.asarray(tree[-1])
-        exact = head == "cell" or value.dtype == int or not np.isfinite(value)
-        return value, np.asarray(0.0) if exact else np.abs(value) * n.inner
-    if head == "is":
-        if id(tree) not in evaluated:
-            evaluated[id(tree)] = weigh(tree[2], n, evaluated)
-        return evaluated[id(tree)]
-    if head == "picked":
-        return weigh(tree[2], n, evaluated)
-    if head == "made":
-        value, error = weigh(tree[2], tree[1], evaluated)
-        return value, error + slack(tree[1], value)
-    if FUNCTIONS[head].reduces:
-        each = [weigh(part, n, evaluated) for part in tree[1]]
-        values = [(np.asarray([v for v, _ in each]), np.asarray([float(e) for _, e in each]))]
-        values += [(np.asarray([w[0]]), np.asarray([0.0])) for w in (weigh(part, n, evaluated) for part in tree[2:])]
-        value, error = apply(head, values, n.inner, n.outer)
-        return value[..., 0], np.broadcast_to(error, (1,))[..., 0]
-    value, error = apply(head, [weigh(part, n, evaluated) for part in tree[1:]], n.inner, n.outer)
+    match tree:
+        case "cell", _, _, value:
+            return np.asarray(value), np.asarray(0.0)
+        case "num", number:
+            value = np.asarray(number)
+            exact = value.dtype == int or not np.isfinite(value)
+            return value, np.asarray(0.0) if exact else np.abs(value) * n.inner
+        case "is", _, part:
+            if id(tree) not in evaluated:
+                evaluated[id(tree)] = weigh(part, n, evaluated)
+            return evaluated[id(tree)]
+        case "picked", _, part:
+            return weigh(part, n, evaluated)
+        case "made", node, part:
+            value, error = weigh(part, node, evaluated)
+            return value, error + slack(node, value)
+        case (head, terms, *rest) if FUNCTIONS[head].reduces:
+            each = [weigh(part, n, evaluated) for part in terms]
+            values = [(np.asarray([v for v, _ in each]), np.asarray([float(e) for _, e in each]))]
+            values += [(np.asarray([weigh(part, n, evaluated)[0]]), np.asarray([0.0])) for part in rest]
+            value, error = apply(head, values, n.inner, n.outer)
+            return value[..., 0], np.broadcast_to(error, (1,))[..., 0]
+    value, error = apply(tree[0], [weigh(part, n, evaluated) for part in tree[1:]], n.inner, n.outer)
     return np.asarray(value).reshape(()), np.asarray(error).reshape(-1)[0]
 
 
@@ -180,42 +186,44 @@ def text(tree: Tree, digits: int, evaluated: Evaluated, n: Node = EXACT) -> str:
 
 def _text(tree: Tree, digits: int, evaluated: Evaluated) -> tuple[str, int]:
     """A simplified tree as text, and how tightly that binds (see `Function.binds`)."""
-    head = tree[0]
-    if head == "num" and (root := _surd(tree[1])):
-        return root, 2
-    if head in ("num", "cell"):
-        return _number(tree[-1], digits)
-    if head == "is":
-        return _number(plain(weigh(tree, EXACT, evaluated)[0]), digits)
+    match tree:
+        case "num", number if root := _surd(number):
+            return root, 2
+        case ("num", number) | ("cell", _, _, number):
+            return _number(number, digits)
+        case "is", *_:
+            return _number(plain(weigh(tree, EXACT, evaluated)[0]), digits)
+        case "sum", terms:
+            return _sum(terms, digits, evaluated), 0
+        case (head, terms, *rest) if FUNCTIONS[head].reduces:
+            written = [text(part, digits, evaluated) for part in terms[:8]]
+            inside = ", ".join(written) + (f", … {len(terms)} in all" if len(terms) > 8 else "")
+            return FUNCTIONS[head].text.format(inside, *(text(part, digits, evaluated) for part in rest)), 3
+        case "neg", ("num", 0):
+            return "0", 3
+        case "mul", part, number if root := _root(number):
+            return f"{_bracketed(part, 1, digits, evaluated)}/{root}", 1
+        case "mul", number, part if root := _root(number):
+            return f"{_bracketed(part, 1, digits, evaluated)}/{root}", 1
+        case "add", *parts:
+            return _joined([_text(part, digits, evaluated)[0] for part in parts]), 0
+        case "sub", left, right:
+            subtracted, binds = _text(right, digits, evaluated)
+            subtracted = f"({subtracted})" if binds == 0 or subtracted.startswith("−") else subtracted
+            return f"{_text(left, digits, evaluated)[0]} − {subtracted}", 0
+    head, *parts = tree
     function = FUNCTIONS[head]
-    if head == "sum":
-        return _sum(tree[1], digits, evaluated), 0
-    if function.reduces:
-        written = [text(part, digits, evaluated) for part in tree[1][:8]]
-        inside = ", ".join(written) + (f", … {len(tree[1])} in all" if len(tree[1]) > 8 else "")
-        return function.text.format(inside, *(text(part, digits, evaluated) for part in tree[2:])), 3
-    if head == "neg" and tree[1] == ("num", 0):
-        return "0", 3
-    if head == "mul" and (root := _root(tree[2])):
-        return f"{_bracketed(tree[1], 1, digits, evaluated)}/{root}", 1
-    if head == "mul" and (root := _root(tree[1])):
-        return f"{_bracketed(tree[2], 1, digits, evaluated)}/{root}", 1
     if function.binds == 3:
-        return function.text.format(*(_text(part, digits, evaluated)[0] for part in tree[1:])), 3
-    if head == "add":
-        return _joined([_text(part, digits, evaluated)[0] for part in tree[1:]]), 0
-    if head == "sub":
-        right, binds = _text(tree[2], digits, evaluated)
-        right = f"({right})" if binds == 0 or right.startswith("−") else right
-        return f"{_text(tree[1], digits, evaluated)[0]} − {right}", 0
+        return function.text.format(*(_text(part, digits, evaluated)[0] for part in parts)), 3
+    if function.binds == 0:
+        each = (_text(part, digits, evaluated) for part in parts)
+        return function.text.format(*(written if binds else f"({written})" for written, binds in each)), 0
     # what is right of / must bind more tightly than it does
     strict = {"div": (1, 2), "mul": (1, 1), "pow": (3, 3), "neg": (1,)}
-    tight = strict.get(head, (3,) * len(tree) if function.binds == 2 else (1,) * len(tree))
-    if function.binds == 0:
-        each = (_text(part, digits, evaluated) for part in tree[1:])
-        return function.text.format(*(written if binds else f"({written})" for written, binds in each)), 0
-    parts = (_bracketed(part, t, digits, evaluated) for part, t in zip(tree[1:], tight, strict=False))
-    return function.text.format(*parts), function.binds
+    tight = strict.get(head, (3 if function.binds == 2 else 1,) * len(parts))
+    return function.text.format(*(_bracketed(p, t, digits, evaluated) for p, t in zip(parts, tight, strict=True))), (
+        function.binds
+    )
 
 
 def _bracketed(tree: Tree, tight: int, digits: int, evaluated: Evaluated) -> str:
