@@ -11,12 +11,13 @@ from cyclopts import Parameter
 
 from ..config import UserError, check_output, refuse
 from ..console import note
-from .dispatch import TRACE_FILE
+from .dispatch import TRACE_FILE, reporting_misfits
 from .parsing import significant_digits
-from .screens.terminal import result_console
+from .screens.terminal import progress_bar, result_console
 
 if TYPE_CHECKING:
     from ..families.family import Family
+    from ..tracing.trace_base import TraceBase
 
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 Edits = Annotated[
@@ -198,24 +199,56 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
     ) -> int:
         check_files(html, xlsx, png, out, of, query)
         opened = open_trace(what, record, options, edit)
-        from ..tracing.show import names
-        from .screens import trace_files
-
-        part = trace_files.part_of(opened, of, whole=not (html or out))
-        if html:
-            trace_files.write_page(part, html, what, options)
-        if xlsx:
-            trace_files.write_sheet(open_trace(what, record, options, edit, double=True), xlsx, of)
-        if png:
-            trace_files.write_picture(opened, png, of, query)
-        if out:
-            trace_files.write_trace(part, out)
         if not (html or xlsx or png or out):
+            from ..tracing.show import names
+
             names(opened, result_console())
+            return 0
+        from ..files import write_aside
+        from ..tracing import picture
+        from ..tracing.file import write as write_trace
+        from ..tracing.part import extract
+        from ..tracing.xlsx import write as write_sheet
+
+        part = opened
+        if of and (html or out):
+            part = extract(opened, of)[0]
+            part.alone = "they are of the whole model, and --of chose a part"
+        if html:
+            _write_page(part, html, what, options)
+        if xlsx:
+            exact = open_trace(what, record, options, edit, double=True)
+            with progress_bar(str(xlsx)) as progress:
+                write_sheet(exact, xlsx, of or (), progress)
+            note(str(xlsx))
+        if png:
+            write_aside(png, picture.attention(opened, of[0] if of else None, query))
+            note(str(png))
+        if out:
+            write_trace(part, out)
+            note(str(out))
         return 0
 
     command.__doc__ = _help_of(trace)
     return command
+
+
+def _write_page(part: "TraceBase", path: Path, what: str, options: Any) -> None:
+    """The page; of a worked example with its description, else with what was read in its title."""
+    from ..learn.worked.examples import EXAMPLES  # loads torch, without which a trace file opens
+    from ..tracing.html import write
+
+    name = what.removeprefix("example:")
+    text = getattr(options, "given", None)
+    read = part.facts.get("moment") if text is None else Path(text).name if Path(text).suffix else text
+    title = name if what.startswith("example:") else Path(what).name
+    title = title if read is None else f"{title}: {read}"
+    title = title.encode(errors="replace").decode()  # a name of a file may be no UTF-8
+    about = EXAMPLES[name].__doc__ if name in EXAMPLES else None
+    about = f"{(about or '').strip()} Choose a number, and its arithmetic unfolds." if name in EXAMPLES else ""
+    with progress_bar(str(path)) as progress:
+        size = write(part, path, title, about, warn=note, progress=progress)
+    note(f"{path}: {size / 1e6:.2f} MB")
 
 
 def check_files(
@@ -285,3 +318,61 @@ def open_trace(what: str, record: "Family | None", options: Any, edits: list[str
             raise UserError(f"{what} is a recorded trace: leave --edit out, or name its run")
         return read(what, note)
     return edited(opened, edits or ())
+
+
+def diff(
+    a: Path, b: Path, /, *, every: Annotated[bool, Parameter(name="--all", negative=())] = False, digits: int = 4
+) -> int:
+    """Compare two traces: the first tensor that differs, and by how much; exit status 1 if any does.
+
+    Parameters
+    ----------
+    a
+        A trace file.
+    b
+        Another of the same model.
+    every
+        Show all tensors that differ, not only the first.
+    digits
+        Number of significant digits.
+    """
+    from ..tracing.receipt import format_number
+    from ..tracing.show import differences, only_in
+    from ..tracing.trace import read
+
+    first, second = read(a, note), read(b, note)
+    console, digits = result_console(), significant_digits(digits)
+    shared = len(set(first.names) & set(second.names))
+    if not shared:
+        raise UserError(f"{a} and {b} have no name in common: they are of different models")
+    count = 0
+    with reporting_misfits(f"{a} or {b}"):
+        every_difference = list(differences(first, second))
+    for difference in every_difference:
+        count += 1
+        if count > 1 and not every:
+            continue
+        if difference.shapes:
+            one, other = ("×".join(map(str, shape)) for shape in difference.shapes)
+            line = f"{difference.name} differs: its shape is {one} and {other}"
+        else:
+            where = ",".join(map(str, difference.index))
+            n = first.graph.nodes[first.graph.names[difference.name]]
+            called = ((axis, first.called(n, axis, i)) for axis, i in enumerate(difference.index))
+            labels = ", ".join(f"{n.letter(axis)} '{label}'" for axis, label in called if label is not None)
+            at = f"[{where}] ({labels})" if labels else f"[{where}]"
+            most, one, other = (
+                format_number(v, digits) for v in (difference.most, difference.first, difference.second)
+            )
+            line = f"{difference.name} differs by at most {most}, at {at}: {one} and {other}"
+        console.print(line, highlight=False, markup=False)
+    if count > 1 and not every:
+        console.print(f"and {count - 1} more after it, of {shared} (--all)", highlight=False, markup=False)
+    for name, alone in ((a, only_in(first, second)), (b, only_in(second, first))):
+        if alone:
+            console.print(
+                f"only in {name}: {', '.join(alone[:5])}{' …' if len(alone) > 5 else ''}", highlight=False, markup=False
+            )
+    if not count:
+        console.print(f"the same: {shared} tensors, to the last bit", highlight=False, markup=False)
+    return 1 if count else 0
