@@ -66,11 +66,11 @@ def write_aside(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def open_aside(path: Path) -> Iterator[IO[bytes]]:
+def open_aside(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A file to write piece by piece, which replaces this one when it is whole and on the disk, or never."""
     aside = beside(path)
     try:
-        with aside.open("wb") as file:
+        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -97,15 +97,8 @@ def user_folder() -> Path:
 def write_private(path: Path, content: str) -> None:
     """A text file that only its owner can read, from its first byte on; it replaces a file or link of that name."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = beside(path)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-    try:
-        with os.fdopen(os.open(aside, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(content)
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    with open_aside(path, mode=0o600) as file:
+        file.write(content.encode())
 
 
 def read_private(path: Path, most: int = LARGEST_TOML) -> str:

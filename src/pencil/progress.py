@@ -32,15 +32,11 @@ def watched(watch: Watch) -> Iterator[None]:
 
 def track(items: Sequence[T]) -> Iterator[T]:
     """The items one by one, for whoever watches; without a watcher nothing else happens."""
-    return _tracked(items, len(items))
+    return pollable(items, len(items))
 
 
 def pollable(items: Iterable[T], total: int | None = None) -> Iterator[T]:
     """As `track`, for a loop whose length is given, or unknown: then it can be stopped, and shows no progress."""
-    return _tracked(items, total)
-
-
-def _tracked(items: Iterable[T], total: int | None) -> Iterator[T]:
     watching, done = _watched.get(), 0
     if watching is None:
         yield from items

@@ -15,7 +15,7 @@ from unittest import mock
 import pencil
 from pencil.data.images.augment import ImageTransform
 from pencil.explore import server
-from pencil.explore.requests import Gone, State, read_state
+from pencil.explore.requests import GONE, Refused, State, read_state
 from pencil.explore.server import Explorer, bind, server_for
 from pencil.families.explore_profile import Control
 
@@ -98,7 +98,7 @@ class Pretended:
 
     def receipt(self, key, cell, digits):
         if cell == "dropped":
-            raise Gone("this trace is no longer kept; open it again")
+            raise Refused("this trace is no longer kept; open it again", GONE)
         return {"cell": cell, "digits": digits, "thread": threading.current_thread().name}
 
     def attention(self, key, scores=False):

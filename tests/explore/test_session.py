@@ -28,7 +28,7 @@ from pencil import predict
 from pencil.api.loading import load
 from pencil.config import UserError
 from pencil.data.images.decoding import FITTED
-from pencil.explore.answers import Stopped
+from pencil.explore.answers import Listener, Stopped
 from pencil.explore.attention_views import attention as attention_of
 from pencil.explore.attention_views import light, shrunk
 from pencil.explore.cells import compare, compare_edit, tensor_slice
@@ -100,7 +100,7 @@ def test_every_view_has_its_shape(sessions, name):
     about, state = session.about(), first(session)
     check(about, MODEL, "model")
     events = []
-    found = session.answer(state, lambda kind, content: events.append((kind, content)))
+    found = session.answer(state, Listener(lambda kind, content: events.append((kind, content))))
     check(found, ANSWER, "answer")
     kind = {"tokens": "tokens", "classes": "classes", "picture": "frames", "vector": "vector"}[about["output"]]
     assert found[kind]
@@ -590,7 +590,9 @@ def test_traces_are_dropped_and_recorded_again(runs, monkeypatch):
 def test_a_long_answer_stops_when_asked(sessions, name):
     session, events = sessions(name), []
     with pytest.raises(Stopped):
-        session.answer(first(session, seed=77), lambda kind, content: events.append(kind), lambda: len(events) > 4)
+        session.answer(
+            first(session, seed=77), Listener(lambda kind, content: events.append(kind), lambda: len(events) > 4)
+        )
     assert 4 < len(events) < 9
 
 

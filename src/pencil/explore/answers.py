@@ -29,8 +29,9 @@ from ..inference.image_sampling import decoder_of, process_of
 from ..inference.sampling import Candidates, Sampling, candidates, probabilities
 from ..inference.text_batches import token_label
 from ..runs.run import Loaded
+from ..tracing.address import address
 from .edits import Edit, EditedModel
-from .json_values import address, number
+from .json_values import number
 from .requests import State
 
 Label = Callable[[int], str]
@@ -64,6 +65,9 @@ class Listener:
         if self.stopped is not None and self.stopped():
             raise Stopped
         self.tell("progress", {"done": done, "total": total, "text": text})
+
+
+NOBODY = Listener()
 
 
 @contextmanager

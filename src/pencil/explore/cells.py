@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..config import UserError
+from ..tracing.address import address
 from ..tracing.contributions import Contributions, Part
 from ..tracing.live_trace import LiveTrace, edited
 from ..tracing.receipt import Term
@@ -15,7 +16,7 @@ from ..tracing.receipt import label as label_of
 from ..tracing.show import differences, only_in
 from .answers import one_thread
 from .edits import locate_edit
-from .json_values import address, number, packed
+from .json_values import number, packed
 from .requests import State
 from .session import Session
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..config import UserError
 from ..core.probe import Probe, declared, symbols
 from ..core.span import Span
+from ..tracing.address import address
 from ..tracing.live_trace import LiveTrace, cannot_run, cannot_set, parse_edit
 
 
@@ -25,17 +26,7 @@ class Edit:
 
     def __str__(self) -> str:
         """The edit as it is written, in indices."""
-        return f"{self.name}{f'[{self._written_index()}]' if self.index else ''}={self.value!r}"
-
-    def _written_index(self) -> str:
-        parts = []
-        for place in self.index:
-            if isinstance(place, slice):
-                ends = ["" if end is None else str(end) for end in (place.start, place.stop, place.step)]
-                parts.append(":".join(ends[: 3 if ends[2] else 2]))
-            else:
-                parts.append(str(place))
-        return ",".join(parts)
+        return f"{address(self.name, self.index)}={self.value!r}"
 
 
 def locate_edit(trace: LiveTrace, text: str) -> Edit:

@@ -21,7 +21,7 @@ from ..tracing.contributions import Contributions, Part
 from ..tracing.graph import Array, Graph, refs, tables
 from ..tracing.live_trace import LiveTrace
 from ..tracing.trace_base import TraceBase
-from .answers import Listener, OnEvent, one_thread
+from .answers import NOBODY, Listener, one_thread
 from .attention_views import attention, layer_of, light
 from .cells import contribution_table, find_contributions
 from .outline import module_map, outline
@@ -59,16 +59,11 @@ class Lean(Graph):
 
 
 def export_page(
-    session: Session,
-    raw: State | Mapping[str, Any],
-    shown: Shown | str = "",
-    on_event: OnEvent | None = None,
-    stopped: Callable[[], bool] | None = None,
+    session: Session, raw: State | Mapping[str, Any], shown: Shown | str = "", listener: Listener = NOBODY
 ) -> str:
     """What is on the page as one file that needs no server; `shown` is what it opens on: a view, or more."""
     with one_thread(session.live):
-        opens = Shown(shown) if isinstance(shown, str) else shown
-        return _page(session, session.state(raw), opens, Listener(on_event, stopped))
+        return _page(session, session.state(raw), Shown(shown) if isinstance(shown, str) else shown, listener)
 
 
 def _page(session: Session, state: State, shown: Shown, listener: Listener) -> str:
@@ -337,7 +332,7 @@ def shareable(trace: LiveTrace, loaded: Loaded, options: Any) -> LiveTrace:
                 progress(content["done"] / content["total"])
 
         state = {"input": read_input(session, options), "edits": list(edits)}
-        return export_page(session, state, shown, on_event)
+        return export_page(session, state, shown, Listener(on_event))
 
     trace.shared = page
     return trace

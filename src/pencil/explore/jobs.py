@@ -34,11 +34,7 @@ class Job:
         self.client, self.work, self.quick, self.live = client, work, quick, live
         self._listener = listener
         self._stop, self._ended = threading.Event(), threading.Event()
-        self._hand_over: Callable[[], None] = lambda: None
-
-    def hand_over_by(self, hand_over: Callable[[], None]) -> None:
-        """How the job lets others run between two of its steps."""
-        self._hand_over = hand_over
+        self.hand_over: Callable[[], None] = lambda: None  # lets others run between two steps
 
     def tell(self, event: str, data: Any) -> None:
         """Send one event; none follows the last."""
@@ -51,7 +47,7 @@ class Job:
     def stopped(self) -> bool:
         """Whether to stop. A long job calls this between steps: quick jobs that wait run meanwhile."""
         if not self._stop.is_set():
-            self._hand_over()
+            self.hand_over()
         return self._stop.is_set()
 
     def stop(self) -> None:
@@ -124,7 +120,7 @@ class Jobs:
             for waiting in superseded:
                 lane.remove(waiting)
             if not job.quick:
-                job.hand_over_by(lambda: self._hand_over(job))
+                job.hand_over = lambda: self._hand_over(job)
             lane.add(job)
             self._turn.notify_all()
         for waiting in superseded:

@@ -3,7 +3,6 @@
 import base64
 import json
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,6 @@ def number(value: Any) -> float | int | str:
 def packed(values: ArrayLike, dtype: str) -> str:
     """An array as base64 of its little-endian bytes."""
     return base64.b64encode(np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<")).tobytes()).decode()
-
-
-def address(name: str, index: Sequence[Any]) -> str:
-    """The address of a cell."""
-    return f"{name}[{','.join(str(int(i)) for i in index)}]" if len(index) else name
 
 
 def to_json(data: object) -> bytes:

@@ -18,7 +18,7 @@ from ..learn.katas.progress import Record
 from ..learn.walks import Compared, Section, Shown, Source, Walk, documents, walk
 from ..learn.walks.data import document
 from .cache import Cache
-from .requests import Refused, Unknown
+from .requests import UNKNOWN, Refused
 
 TRIES = 3  # as in the terminal
 SEEDS = 10_000
@@ -150,7 +150,7 @@ class Exercises:
 
 def _check_name(name: str) -> None:
     if name not in KATAS:
-        raise Unknown(f"there is no kata of that name; known: {', '.join(KATAS)}")
+        raise Refused(f"there is no kata of that name; known: {', '.join(KATAS)}", UNKNOWN)
 
 
 def _table(table: Table) -> dict[str, Any]:
@@ -182,13 +182,13 @@ class Tours:
         """One figure, drawn when it is asked for."""
         sections = self._walk(number, run).sections
         if section >= len(sections) or figure >= len(sections[section].figures):
-            raise Unknown(f"document {number} has no figure {figure} in section {section}")
+            raise Refused(f"document {number} has no figure {figure} in section {section}", UNKNOWN)
         picture = b64encode(sections[section].figures[figure].png()).decode()
         return {"picture": f"data:image/png;base64,{picture}"}
 
     def _walk(self, number: str, run: Source | None) -> Walk:
         if number not in documents():
-            raise Unknown(f"there is no document of that number; known: {', '.join(documents())}")
+            raise Refused(f"there is no document of that number; known: {', '.join(documents())}", UNKNOWN)
         if run is not None:
             return walk(number, run)
         if number not in self._published:

@@ -10,10 +10,10 @@ from ..core.attention import Attention
 from ..core.layers import MLP, GatedMLP
 from ..core.notation import Notation, stored
 from ..core.probe import LEGEND, declared, symbols
+from ..tracing.address import address
 from ..tracing.graph import Node
 from ..tracing.live_trace import LiveTrace
 from ..tracing.traced_model import tensors as nested_tensors
-from .json_values import address
 from .session import Session
 
 

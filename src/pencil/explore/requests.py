@@ -23,6 +23,8 @@ INPUT_CHARACTERS = {
     "picture": PICTURE_CHARACTERS,
     "label": WORD_CHARACTERS,
 }
+UNKNOWN = 404  # the status where there is nothing of that name
+GONE = 410  # and where it is no longer kept: the page records it again, or shows the sentence
 INPUTS = (*INPUT_CHARACTERS, "options")
 INDEX = re.compile(r"(?:(?::|\d{1,9})(?:,(?::|\d{1,9})){0,15})?", re.ASCII)
 
@@ -33,20 +35,6 @@ class Refused(UserError):
     def __init__(self, sentence: str, status: int = 400):
         super().__init__(sentence)
         self.status = status
-
-
-class Gone(Refused):
-    """What a request is about is no longer kept: the page records it again, or shows the sentence."""
-
-    def __init__(self, sentence: str):
-        super().__init__(sentence, 410)
-
-
-class Unknown(Refused):
-    """There is nothing of that name."""
-
-    def __init__(self, sentence: str):
-        super().__init__(sentence, 404)
 
 
 # ---- what is on the page

@@ -42,6 +42,7 @@ from ..console import visible
 from ..files import WINDOWS
 from ..learn.walks import Source
 from ..tracing.trace_base import LISTED
+from .answers import Listener
 from .attention_views import attention, light
 from .cache import Cache
 from .cells import compare, compare_edit, contributions, receipt, tensor_slice
@@ -51,10 +52,10 @@ from .json_values import to_json
 from .learning import Exercises, Tours, list_tours
 from .outline import outline
 from .requests import (
-    Gone,
+    GONE,
+    UNKNOWN,
     Refused,
     State,
-    Unknown,
     entries,
     index,
     needed,
@@ -300,13 +301,13 @@ class Explorer:
 
     async def answer(self, request: Request) -> Response:
         session, state = await self._state(await body_of(request, STATE_BYTES))
-        return await self.replies.long(request, "answer", lambda job: session.answer(state, job.tell, job.stopped))
+        return await self.replies.long(request, "answer", lambda job: session.answer(state, _listener(job)))
 
     async def record(self, request: Request) -> Response:
         session, state = await self._state(await body_of(request, STATE_BYTES))
 
         def work(job: Job) -> dict[str, Any]:
-            session.record(state, job.tell, job.stopped)
+            session.record(state, _listener(job))
             shown = outline(session, state.key)
             self._sessions_of_traces.put(state.key, session)
             return shown
@@ -330,7 +331,7 @@ class Explorer:
         shown = read_shown(body)
 
         def work(job: Job) -> dict[str, str]:
-            return {"html": export_page(session, state, shown, job.tell, job.stopped)}
+            return {"html": export_page(session, state, shown, _listener(job))}
 
         if self.replies.streamed(request):
             return await self.replies.long(request, "file", work)
@@ -410,20 +411,21 @@ class Explorer:
 
     def _session(self, model: str) -> Session:
         if model not in self.sessions:
-            raise Unknown(f"there is no model {model[:40]!r} here; open: {', '.join(self.sessions)}")
+            raise Refused(f"there is no model {model[:40]!r} here; open: {', '.join(self.sessions)}", UNKNOWN)
         return self.sessions[model]
 
     def _present(self, session: Session) -> Session:
         """The session of a model whose run is still there."""
         if not (session.folder / "config.toml").is_file():
-            raise Gone(
-                f"the run {session.folder} is no longer there: put it back, or start pencil explore with another one"
+            raise Refused(
+                f"the run {session.folder} is no longer there: put it back, or start pencil explore with another one",
+                GONE,
             )
         return session
 
     def _traced(self, key: str) -> tuple[Session, str]:
         if key not in self._sessions_of_traces:
-            raise Gone("this trace is no longer kept; open it again")
+            raise Refused("this trace is no longer kept; open it again", GONE)
         return self._sessions_of_traces[key], key
 
     def _source(self, request: Request) -> Callable[[], Source | None]:
@@ -438,6 +440,10 @@ class Explorer:
         session = self._present(self._session(named))
         example = session.about()["example"]
         return lambda: Source(session.name, session.record({"input": example}))
+
+
+def _listener(job: Job) -> Listener:
+    return Listener(job.tell, job.stopped)
 
 
 def _receipt(query: QueryParams) -> Callable[..., dict[str, Any]]:
@@ -460,7 +466,9 @@ async def _built(name: str, media_type: str, request: Request) -> Response:
     try:
         return Response((FILES / name).read_bytes(), media_type=media_type)
     except OSError:
-        raise Unknown(f"the page was not built: {name} is missing; run make page in the checkout of Pencil") from None
+        raise Refused(
+            f"the page was not built: {name} is missing; run make page in the checkout of Pencil", UNKNOWN
+        ) from None
 
 
 def application(explorer: Explorer, port: int) -> Guard:

@@ -13,7 +13,7 @@ numbers as an edited trace). A trace is recorded when something is opened, under
 input and edits. A few are kept; an older one is recorded again from its state, so a link never ends in nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -29,7 +29,7 @@ from ..tensors import rename
 from ..tracing.contributions import Contributions
 from ..tracing.live_trace import LiveTrace, edited
 from ..train.loop import checkpoint
-from .answers import Answer, Listener, OnEvent, Question, answer, one_thread
+from .answers import NOBODY, Answer, Listener, Question, answer, one_thread
 from .cache import Cache
 from .edits import Edit, locate_edit
 from .requests import State, read_state
@@ -125,42 +125,29 @@ class Session:
             return raw
         return read_state(raw, self.id, self.weights, self.takes, self.controls)
 
-    def answer(
-        self,
-        raw: State | Mapping[str, Any],
-        on_event: OnEvent | None = None,
-        stopped: Callable[[], bool] | None = None,
-    ) -> dict[str, Any]:
+    def answer(self, raw: State | Mapping[str, Any], listener: Listener = NOBODY) -> dict[str, Any]:
         """The answer to a state, from a pass that is not recorded."""
-        return self.compute_answer(self.state(raw), on_event, stopped).shown
+        return self.compute_answer(self.state(raw), listener).shown
 
-    def compute_answer(
-        self, state: State, on_event: OnEvent | None = None, stopped: Callable[[], bool] | None = None
-    ) -> Answer:
+    def compute_answer(self, state: State, listener: Listener = NOBODY) -> Answer:
         """The answer and its tokens; computed anew where someone hears of its events."""
 
         def compute() -> Answer:
-            edits, listener = self._located_edits(state), Listener(on_event, stopped)
+            edits = self._located_edits(state)
             return answer(Question(self.loaded, self.profile, state, edits, self.live, listener))
 
-        if on_event is not None:
+        if listener.on_event is not None:
             return self.answers.put(state.key, compute())
         return self.answers.get_or_make(state.key, compute)
 
-    def record(
-        self,
-        raw: State | Mapping[str, Any],
-        on_event: OnEvent | None = None,
-        stopped: Callable[[], bool] | None = None,
-    ) -> LiveTrace:
+    def record(self, raw: State | Mapping[str, Any], listener: Listener = NOBODY) -> LiveTrace:
         """What the model computed for the answer to a state, every operation of it."""
         state = self.state(raw)
         self.states.put(state.key, state)
 
         def record() -> LiveTrace:
-            answer = self.compute_answer(state, on_event, stopped)
-            if on_event is not None:
-                on_event("progress", {"done": 0, "total": 1, "text": "recording"})
+            answer = self.compute_answer(state, listener)
+            listener.tell("progress", {"done": 0, "total": 1, "text": "recording"})
             with one_thread(self.live):  # as the answer was computed
                 trace = self.profile.trace(self.loaded, answer.prompt, answer.written, state.options)
                 return edited(trace, map(str, self._located_edits(state)))
