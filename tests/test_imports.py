@@ -67,27 +67,29 @@ def module_of(path: Path) -> tuple[str, ...]:
 MODULES = {module_of(path): path for path in FILES}
 
 
-def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Every statement of a body, inside functions and classes too; but not those that only type checkers read."""
+def statements(body: list[ast.stmt], types: bool = False) -> Iterator[ast.stmt]:
+    """Every statement of a body, inside functions and classes too; with `types` also what only type checkers read."""
     for statement in body:
         yield statement
         only_for_types = isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test)
-        for name in ("orelse", "finalbody") if only_for_types else ("body", "orelse", "finalbody"):
-            yield from statements(getattr(statement, name, []))
+        for name in ("orelse", "finalbody") if only_for_types and not types else ("body", "orelse", "finalbody"):
+            yield from statements(getattr(statement, name, []), types)
         for branch in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
-            yield from statements(branch.body)
+            yield from statements(branch.body, types)
 
 
 @functools.cache
-def imported(path: Path) -> tuple[set[tuple[str, ...]], set[str]]:
+def imported(path: Path, types: bool = False) -> tuple[set[tuple[str, ...]], set[str]]:
     """The modules of the package that a file imports, inside functions too, and the other packages."""
     package = path.relative_to(SRC).parts[:-1]
-    return imports_of(ast.parse(path.read_text(encoding="utf-8")), package)
+    return imports_of(ast.parse(path.read_text(encoding="utf-8")), package, types)
 
 
-def imports_of(tree: ast.Module, package: tuple[str, ...]) -> tuple[set[tuple[str, ...]], set[str]]:
+def imports_of(
+    tree: ast.Module, package: tuple[str, ...], types: bool = False
+) -> tuple[set[tuple[str, ...]], set[str]]:
     ours, others = set(), set()
-    for node in statements(tree.body):
+    for node in statements(tree.body, types):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = (*package[: len(package) - node.level + 1], *(node.module or "").split("."))
             base = tuple(part for part in base if part)
@@ -102,7 +104,13 @@ def imports_of(tree: ast.Module, package: tuple[str, ...]) -> tuple[set[tuple[st
 
 
 def import_graph() -> dict[tuple[str, ...], set[tuple[str, ...]]]:
-    return {module_of(path): imported(path)[0] for path in FILES}
+    """What each file imports, for types too; a package may name the types of its own files."""
+    graph = {}
+    for path in FILES:
+        module, packages_own = module_of(path), path.name == "__init__.py"
+        for_types = {one for one in imported(path, types=True)[0] if not packages_own or one[:-1] != module}
+        graph[module] = imported(path)[0] | for_types
+    return graph
 
 
 NOT_OURS = {"pencil", "pickle", "torchvision", "yaml", "jinja2", "requests", "sklearn", "scipy"}
@@ -228,6 +236,8 @@ class Reader:
     ours, others = imports_of(ast.parse(code), ("data",))
     assert others == {"numpy", "scipy", "regex"}
     assert ours == {("data", "text", "text_data")}
+    ours, _ = imports_of(ast.parse(code), ("data",), types=True)
+    assert ours == {("data", "text", "text_data"), ("api", "loading")}  # as circles count them
 
 
 def test_torch_loads_only_when_needed():

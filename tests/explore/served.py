@@ -68,22 +68,22 @@ class Pretended:
     def state(self, raw):
         return PretendedState(**vars(read_state(raw, self.id, "pretended", self.takes, self.controls)))
 
-    def answer(self, state, on_event, stopped):
+    def answer(self, state, listener):
         self.asked.append(state.as_json())
         if self.fails is not None:
             raise self.fails
         self.was_stopped = False
         for step in range(self.stepwise):
             self.begun.set()
-            on_event("token", {"text": f"word\n{step}"})
+            listener.tell("token", {"text": f"word\n{step}"})
             self.steps.acquire(timeout=HANG_SECONDS)
-            if stopped():
+            if listener.stopped():
                 self.was_stopped = True
                 break
         self.ended.set()
         return {"state": state.as_json(), "words": [state.input.get("text", "")]}
 
-    def record(self, state, on_event=None, stopped=None):
+    def record(self, state, listener=None):
         self.asked.append(state.as_json())
         return "a trace"
 
@@ -113,8 +113,8 @@ class Pretended:
     def edit(self, state, edit):
         return {"edit": edit, "before": state.as_json()}
 
-    def export(self, state, shown, on_event, stopped):
-        on_event("progress", {"done": 0, "total": 1, "text": "writing"})
+    def export(self, state, shown, listener):
+        listener.tell("progress", {"done": 0, "total": 1, "text": "writing"})
         return f"<!doctype html><title>{shown.view}</title>"
 
 

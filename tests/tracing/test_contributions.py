@@ -14,7 +14,7 @@ from pencil.config import UserError
 from pencil.core.layers import gelu
 from pencil.families import create, family
 from pencil.learn.worked.examples import example
-from pencil.tracing import linearized as held_rules
+from pencil.tracing import contributions as held_rules
 from pencil.tracing.contributions import Contributions
 from pencil.tracing.live_trace import trace
 from pencil.tracing.trace import read

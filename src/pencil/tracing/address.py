@@ -134,14 +134,14 @@ def located(label: Label, labels: Sequence[str], axis: str) -> int:
 def _matching(text: str, labels: Sequence[str]) -> list[int]:
     """Where a label is: as it stands, with a space for its visible sign, or without the sign it begins with."""
     for alike in (
-        lambda one: one == text,
-        lambda one: one == text.replace(" ", "␣").replace("\n", "⏎"),
-        lambda one: one.removeprefix("␣") == text,
+        lambda label: label == text,
+        lambda label: label == text.replace(" ", "␣").replace("\n", "⏎"),
+        lambda label: label.removeprefix("␣") == text,
     ):
-        if places := [i for i, one in enumerate(labels) if alike(one)]:
+        if places := [i for i, label in enumerate(labels) if alike(label)]:
             return places
     if match := re.fullmatch(r"(\D+) (\d+)", text):  # of patches on a grid, the one at this place in reading order
-        grid = [i for i, one in enumerate(labels) if re.fullmatch(rf"{re.escape(match[1])} \d+(,\d+)+", one)]
+        grid = [i for i, label in enumerate(labels) if re.fullmatch(rf"{re.escape(match[1])} \d+(,\d+)+", label)]
         return grid[int(match[2]) - 1 : int(match[2])] if match[2] != "0" else []
     return []
 

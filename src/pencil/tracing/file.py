@@ -338,8 +338,8 @@ def load(
             )
         _check_digest(header, meta, body, path, warn)
         arrays = {
-            key: np.frombuffer(memoryview(body)[one.begin : one.end], TYPES[one.dtype]).reshape(one.shape)
-            for key, one in header.tensors.items()
+            key: np.frombuffer(memoryview(body)[entry.begin : entry.end], TYPES[entry.dtype]).reshape(entry.shape)
+            for key, entry in header.tensors.items()
         }
         graph = Packed(meta, arrays)
         graph.check()
@@ -364,8 +364,8 @@ def _check_digest(
         warn(f"{path} has no hash to check it by: a damaged number would show only in its receipt")
         return
     entries = {
-        name: {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [one.begin, one.end]}
-        for name, one in header.tensors.items()
+        name: {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.begin, entry.end]}
+        for name, entry in header.tensors.items()
     }
     if header.metadata.get("sha256") != _digest(header.metadata["pencil"], entries, body):
         raise ValueError("its SHA-256 is another than when it was written")

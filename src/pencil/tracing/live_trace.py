@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError
-from .contributions import Contributions
-from .linearized import LinearizedModel
+from .contributions import Contributions, LinearizedModel
 from .tape import BUDGET, Tape, TooMuch
 from .trace import Trace, View
 from .traced_model import TracedModel
@@ -34,8 +33,8 @@ def parse_edit(text: str) -> tuple[str, float]:
 
 def edited(trace: Any, edits: Iterable[str]) -> Any:
     """The same run with all these edits."""
-    for one in edits:
-        trace = trace.edit(*parse_edit(one))
+    for edit in edits:
+        trace = trace.edit(*parse_edit(edit))
     return trace
 
 
@@ -110,7 +109,7 @@ class LiveTrace(Trace):
 
     def matching(self, pattern: str) -> list[str]:
         begin = re.split(r"[*?]", pattern)[0]
-        for path in [one for one in self.graph.blocks if one not in self.graph.opened]:
+        for path in [path for path in self.graph.blocks if path not in self.graph.opened]:
             if f"{path}.".startswith(begin) or begin.startswith(f"{path}."):
                 self.traced_model.open_block(self.graph, path)
         return super().matching(pattern)

@@ -58,7 +58,7 @@ def selected(trace: TraceBase, addresses: Sequence[str]) -> dict[int, Array]:
             raise UserError(f"no tensor of the trace is called {name}; {_near(name, trace.names)}")
         refused: dict[int, UserError] = {}  # by the number of axes
         fits = False
-        nodes = [trace.find(one) for one in names]
+        nodes = [trace.find(name) for name in names]
         tensors = [trace.graph.nodes[node] for node in nodes]
         heads = {size for n in tensors for axis, size in enumerate(n.shape) if n.letter(axis) == "h"}
         for node in nodes:
@@ -89,8 +89,8 @@ def _shared(n: Node, index: Sequence[Any], heads: set[int]) -> bool:
 
 def _near(name: str, names: Sequence[str]) -> str:
     """The nearest name, or the nearest beginning of names with a *."""
-    split = [one.split(".") for one in names]
-    beginnings = {".".join((*one[:end], "*")) for one in split for end in range(1, len(one))}
+    split = [full.split(".") for full in names]
+    beginnings = {".".join((*words[:end], "*")) for words in split for end in range(1, len(words))}
     return near(name, beginnings | set(names))
 
 
@@ -114,7 +114,7 @@ def needed(graph: Graph, cells: Mapping[int, Array], is_value: Callable[[int], b
             grid[np.ix_(*used(new.reshape(n.shape)))] = True
             new = grid.reshape(-1)
         masks[node], sizes[node] = new, int(new.sum())
-        if not n.moves and (total := sum(sizes[one] for one in sizes if not graph.nodes[one].moves)) > most:
+        if not n.moves and (total := sum(sizes[m] for m in sizes if not graph.nodes[m].moves)) > most:
             raise TooMany(total)
         todo.append((node, np.flatnonzero(new if old is None else new & ~old)))
 
@@ -139,7 +139,7 @@ def _read(graph: Graph, node: int, flat: Array) -> Iterator[tuple[int, Array]]:
         return
     if n.moves:
         nodes, at = graph.step(node, flat)
-        yield from ((int(one), at[nodes == one]) for one in np.unique(nodes))
+        yield from ((int(m), at[nodes == m]) for m in np.unique(nodes))
         return
     for ref in (leaf for leaf in leaves(n.plan) if leaf[0] in ("ref", "list")):
         count = ref[3] if ref[0] == "list" else int(np.prod([count for _, count in ref[4]]))
@@ -157,7 +157,7 @@ class Region:
             self.indices = [np.arange(size) for size in whole]
         else:
             self.indices = used(np.asarray(mask).reshape(whole))
-        self.shape = tuple(len(one) for one in self.indices)
+        self.shape = tuple(len(along) for along in self.indices)
         self.size = int(np.prod(self.shape))
 
     @property
@@ -172,7 +172,7 @@ class Region:
         if self.full:
             return flat
         index = np.unravel_index(flat, self.whole)
-        inside = [np.searchsorted(indices, one) for indices, one in zip(self.indices, index, strict=True)]
+        inside = [np.searchsorted(indices, at) for indices, at in zip(self.indices, index, strict=True)]
         return np.ravel_multi_index(inside, self.shape)
 
     def __str__(self) -> str:

@@ -142,7 +142,7 @@ def receipt(trace: TraceBase, node: int, place: int, digits: int = 4) -> Receipt
             if part[0] == "cell" and (part[1], part[2]) not in terms:
                 terms[part[1], part[2]] = term(part)
         leading = {
-            term(part): None for one in largest(tree, evaluated) for part in walk(one, set()) if part[0] == "cell"
+            term(part): None for branch in largest(tree, evaluated) for part in walk(branch, set()) if part[0] == "cell"
         }
         written = next(iter(terms.values())).where if tree[0] == "cell" else text(tree, digits, evaluated, n)
     return Receipt(

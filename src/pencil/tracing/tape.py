@@ -365,7 +365,7 @@ class Tape(TorchDispatchMode, Graph):
         def numbered(x: Any) -> Any:
             nonlocal start
             if isinstance(x, list):
-                return [numbered(one) for one in x]
+                return [numbered(inner) for inner in x]
             sources.append(x.node)
             begin, start = start, start + int(np.prod(x.shape, dtype=np.int64))
             places = torch.arange(begin, start).reshape(x.shape)

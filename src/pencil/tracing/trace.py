@@ -44,7 +44,7 @@ class View(ViewBase):
             more.append(", ".join([*first, *[":"] * (len(sizes) > 1), f"{most}:"]))
         if not more:
             return shown
-        others = ", ".join(f"<code>{escape(f'{begun}[{one}]')}</code>" for one in more)
+        others = ", ".join(f"<code>{escape(f'{begun}[{index}]')}</code>" for index in more)
         return f"{shown}<p>The rest: {others}; all of it: <code>t.explore()</code></p>"
 
     def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:

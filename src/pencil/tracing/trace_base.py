@@ -61,10 +61,10 @@ class TraceBase:
     def labels_along(self, letter: str, count: int, name: str = "") -> list[str] | None:
         """The labels along an axis, if it has any; keys are labelled as tokens are."""
         path = name.split(".")
-        for one in (letter, "T" if letter == "S" else ""):
+        for axis in (letter, "T" if letter == "S" else ""):
             for end in range(len(path) - 1, -1, -1):
-                labels = self.labels.get(".".join((*path[:end], one)), ())
-                if one and len(labels) == count:
+                labels = self.labels.get(".".join((*path[:end], axis)), ())
+                if axis and len(labels) == count:
                     return list(labels)
         return None
 
@@ -169,7 +169,7 @@ class ViewBase:
 
     def __getitem__(self, index: Any) -> Any:
         index = index if isinstance(index, tuple) else (index,)
-        if any(isinstance(one, str) for one in index):
+        if any(isinstance(i, str) for i in index):
             if self._flat is not None:
                 raise UserError(f"labels are looked up in a whole tensor: index {self.node.name} once, with all")
             index = self.trace.indices(self.node, [Label(i) if isinstance(i, str) else i for i in index])

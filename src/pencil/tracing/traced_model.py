@@ -25,32 +25,27 @@ def tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     """The tensors inside an argument or a result, each with a name."""
     if isinstance(value, Tensor):
         yield name, value
-    elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from tensors(one, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for i, one in enumerate(value):
-            yield from tensors(one, f"{name}.{i}" if name else str(i))
+    elif isinstance(value, Mapping | list | tuple):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from tensors(inner, f"{name}.{key}" if name else str(key))
 
 
 def mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> Any:
     """An argument or a result with each tensor in it changed, by the name `tensors` gives it."""
     if isinstance(value, Tensor):
         return change(name, value)
-    if isinstance(value, Mapping):
-        new = {key: mapped(one, f"{name}.{key}" if name else str(key), change) for key, one in value.items()}
-        if all(new[key] is value[key] for key in new):
-            return value
-        other = copy(value)
-        for key, one in new.items():
-            other[key] = one  # pyright: ignore[reportIndexIssue]
-        return other
-    if isinstance(value, list | tuple):
-        parts = [mapped(one, f"{name}.{i}" if name else str(i), change) for i, one in enumerate(value)]
-        if all(a is b for a, b in zip(parts, value, strict=True)):
-            return value
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    before = dict(value) if isinstance(value, Mapping) else dict(enumerate(value))
+    after = {key: mapped(inner, f"{name}.{key}" if name else str(key), change) for key, inner in before.items()}
+    if all(after[key] is before[key] for key in before):
+        return value
+    if not isinstance(value, Mapping):
+        return type(value)(*after.values()) if hasattr(value, "_fields") else type(value)(list(after.values()))
+    other: Any = copy(value)
+    for key, inner in after.items():
+        other[key] = inner
+    return other
 
 
 # ---- the model
@@ -202,9 +197,9 @@ class TracedModel:
                 paths.append(tape.path)
                 tape.path = path
                 if lazy and not tape.paused and not any(name.startswith(f"{path}.") for name in self.edits):
-                    copies = mapped((args, kwargs), "", lambda _, one: tape.copied(one))
+                    copies = mapped((args, kwargs), "", lambda _, tensor: tape.copied(tensor))
                     tape.blocks[path], tape.paused = (module, *copies), True  # recorded no further until it is left
-                    before.append([(one, one._version) for _, one in tensors((args, kwargs), "")])
+                    before.append([(tensor, tensor._version) for _, tensor in tensors((args, kwargs), "")])
 
             return hook
 
@@ -213,13 +208,13 @@ class TracedModel:
                 tape.path = paths.pop()
                 if lazy and path in tape.blocks and tape.paused:
                     tape.paused = False
-                    if any(one._version != version for one, version in before.pop()):
+                    if any(tensor._version != version for tensor, version in before.pop()):
                         raise UserError(f"{path} writes into its input, so it cannot be left closed: use keep='all'")
-                    tape.block_outputs(path, [one for _, one in tensors(out, "")])
+                    tape.block_outputs(path, [tensor for _, tensor in tensors(out, "")])
                 if path and not self.probed:
                     out = mapped(out, path, tape.change)
-                    for name, one in tensors(out, path):
-                        tape.name(one, name)
+                    for name, tensor in tensors(out, path):
+                        tape.name(tensor, name)
                 return out
 
             return hook
@@ -239,10 +234,10 @@ class TracedModel:
         with self.taped(tape, lazy=False):
             # names outside the block stay; only its inside is new
             tape.path = path
-            args, kwargs = mapped((args, kwargs), "", lambda _, one: tape.copied(one))
+            args, kwargs = mapped((args, kwargs), "", lambda _, tensor: tape.copied(tensor))
             out = module(*args, **kwargs)
         tape.budget = budget
-        tape.block_opened(path, [one for _, one in tensors(out, "")], begun)
+        tape.block_opened(path, [tensor for _, tensor in tensors(out, "")], begun)
         self.explain(tape)
 
 

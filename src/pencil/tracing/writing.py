@@ -173,9 +173,9 @@ def walk(tree: Tree, seen: set[int]) -> Iterator[Tree]:
     # a condition is not what the value was made of, unless that is a constant
     parts = tree[2:] if tree[0] == "picked" and tree[2][0] != "num" else tree[1:]
     for part in parts:
-        for one in part if isinstance(part, list) else [part]:
-            if isinstance(one, tuple):
-                yield from walk(one, seen)
+        for inner in part if isinstance(part, list) else [part]:
+            if isinstance(inner, tuple):
+                yield from walk(inner, seen)
     yield tree
 
 
@@ -269,7 +269,7 @@ def _term(tree: Tree, digits: int, evaluated: Evaluated) -> str:
 
 def _joined(written: list[str]) -> str:
     """Terms of a sum in a row; a negative one is subtracted."""
-    return written[0] + "".join(f" − {one[1:]}" if one.startswith("−") else f" + {one}" for one in written[1:])
+    return written[0] + "".join(f" − {term[1:]}" if term.startswith("−") else f" + {term}" for term in written[1:])
 
 
 def _root(tree: Tree) -> str | None:
