@@ -345,7 +345,7 @@ def test_a_waiting_connection_is_kept_alive(monkeypatch):
 
 def test_a_result_that_is_no_json_is_an_error_and_not_silence():
     session = Pretended()
-    session.answer = lambda state, on_event, stopped: {"value": object()}
+    session.answer = lambda state, listener: {"value": object()}
     with serving(session) as served:
         with served.stream("/api/answer", state()) as found:
             assert [name for name, _ in found] == ["error"]
