@@ -88,36 +88,36 @@ OTHER_NAMES = {
 }
 
 
-def nearest(word: str, known: Iterable[str], see: str = "", alike_first: bool = False) -> str:
+def nearest(word: str, choices: Iterable[str], see: str = "", alike_first: bool = False) -> str:
     """ "did you mean x?" where a choice is close; else the choices, or, of many, where to `see` them."""
-    known = sorted(set(known))
-    if close := closest(word, known):
+    choices = sorted(set(choices))
+    if close := closest(word, choices):
         return f"did you mean {close}?"
-    return listed(known, see, near=word if alike_first else "")
+    return listed(choices, see, near=word if alike_first else "")
 
 
-def listed(known: Iterable[str], see: str = "", near: str = "") -> str:
+def listed(choices: Iterable[str], see: str = "", near: str = "") -> str:
     """The choices; of many, where to `see` them, or those most like a word."""
-    known = sorted(set(known))
-    if len(known) <= LISTED_CHOICES:
-        return f"known: {', '.join(known)}"
+    choices = sorted(set(choices))
+    if len(choices) <= LISTED_CHOICES:
+        return f"known: {', '.join(choices)}"
     if see:
         return f"{see} lists them"
     if near:
-        known.sort(key=lambda one: -difflib.SequenceMatcher(None, near.lower(), one.lower()).ratio())
-    return f"known: {', '.join(known[:LISTED_CHOICES])}, … ({len(known)} in all)"
+        choices.sort(key=lambda choice: -difflib.SequenceMatcher(None, near.lower(), choice.lower()).ratio())
+    return f"known: {', '.join(choices[:LISTED_CHOICES])}, … ({len(choices)} in all)"
 
 
-def nearest_setting(word: str, known: Iterable[str], see: str = "", section: str = "") -> str:
+def nearest_setting(word: str, choices: Iterable[str], see: str = "", section: str = "") -> str:
     """As `nearest`, of settings: what another library calls by this word comes first, then a typing error.
 
     `section` is what a setting of training is written with, such as "train.".
     """
-    known = set(known)
-    if word in EPOCHS and "steps" in known:
+    choices = set(choices)
+    if word in EPOCHS and "steps" in choices:
         return f"training is counted in steps, not in epochs: give {section}steps, or {section}minutes for a time"
     other = OTHER_NAMES.get(word)
-    return f"did you mean {other}?" if other in known else nearest(word, known, see, alike_first=True)
+    return f"did you mean {other}?" if other in choices else nearest(word, choices, see, alike_first=True)
 
 
 def with_article(word: str) -> str:
@@ -127,21 +127,21 @@ def with_article(word: str) -> str:
     return f"{'an' if first in set('aeio') or (initials and first in set('fhlmnrsx')) else 'a'} {word}"
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
+def closest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that a typing error could have made this word of: one edit, of six letters or more two.
 
     An edit inserts, removes or changes a letter, or swaps two neighbours. A word of three letters or more that only
     one choice begins with counts as close too.
     """
-    word, known = word.strip(), list(known)
+    word, choices = word.strip(), list(choices)
     edits_of = (
-        (distance(word.lower(), one.lower(), limit), limit, one)
-        for one in known
-        for limit in [_allowed_edits(word, one)]
+        (distance(word.lower(), choice.lower(), limit), limit, choice)
+        for choice in choices
+        for limit in [_allowed_edits(word, choice)]
     )
-    if near := min(((edits, one) for edits, limit, one in edits_of if edits <= limit), default=None):
+    if near := min(((edits, choice) for edits, limit, choice in edits_of if edits <= limit), default=None):
         return near[1]
-    begun = [one for one in known if one.lower().startswith(word.lower())]
+    begun = [choice for choice in choices if choice.lower().startswith(word.lower())]
     return begun[0] if len(word) >= 3 and len(begun) == 1 else None
 
 

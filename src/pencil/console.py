@@ -35,8 +35,8 @@ def consecutive(numbers: Iterable[int]) -> list[str]:
     return [f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
 
 
-def _written(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _written(match: re.Match[str]) -> str:
+    code = ord(match[0])
     # above 0x7e as JSON writes them, so that JSON stays JSON
     return f"\\x{code:02x}" if code < 0x7F else f"\\u{code:04x}"
 

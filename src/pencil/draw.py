@@ -118,11 +118,11 @@ def confusion(matrix: np.ndarray, names: Sequence[str], title: str = "") -> byte
 def numbered(words: Sequence[str]) -> list[str]:
     """The words, the second and later occurrences of one marked by their number: a, b, a#2."""
     seen: dict[str, int] = {}
-    found = []
+    marked = []
     for word in words:
         seen[word] = seen.get(word, 0) + 1
-        found.append(word if seen[word] == 1 else f"{word}#{seen[word]}")
-    return found
+        marked.append(word if seen[word] == 1 else f"{word}#{seen[word]}")
+    return marked
 
 
 def overlays(picture: np.ndarray, words: Sequence[str], attention: np.ndarray) -> bytes:

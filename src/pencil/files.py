@@ -113,13 +113,13 @@ def read_private(path: Path, most: int = LARGEST_TOML) -> str:
             raise
         raise UserError(f"{path} is a link, and must be a plain file of yours: remove it") from None
     with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path} must be a plain file: remove it")
-        if not WINDOWS and found.st_uid != os.geteuid():
+        if not WINDOWS and status.st_uid != os.geteuid():
             raise UserError(f"{path} belongs to another user: remove it, or set PENCIL_DATA to a folder of yours")
-        if not WINDOWS and found.st_mode & 0o077:
-            mode = f"{stat.S_IMODE(found.st_mode):04o}"
+        if not WINDOWS and status.st_mode & 0o077:
+            mode = f"{stat.S_IMODE(status.st_mode):04o}"
             raise UserError(f"{path} is open to other users (mode {mode}): remove it, and a new one is made")
         return file.read(most)
 
@@ -261,18 +261,18 @@ def check_regular(path: Path) -> os.stat_result:
     What only stands for a file, as Git's pointers do, is refused too.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:  # a zero byte in the name
         raise UserError(f"{str(path)!r} is not the name of a file") from None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise UserError(f"{path} is a folder, not a file")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path} is a pipe, a device or a socket; give a plain file")
-    if found.st_size <= LFS_LARGEST and _begins(path, LFS_BEGINNING):
+    if status.st_size <= LFS_LARGEST and _begins(path, LFS_BEGINNING):
         raise UserError(f"{path} is {LFS_POINTER}: {LFS_FETCH}")
-    return found
+    return status
 
 
 def _begins(path: Path, beginning: bytes) -> bool:
@@ -356,10 +356,10 @@ def parse_json(content: bytes | str, name: str, kind: str = "JSON") -> dict[str,
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose keys differ: readers do not agree on which of two equal keys counts."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         raise ValueError("a key stands in it twice")
-    return found
+    return content
 
 
 def _plainly(error: ValueError) -> str:

@@ -118,14 +118,14 @@ def read_tensors(
     copied, so that the file is never in memory beside the result.
     """
     header = check_tensors(path, wanted, renamed)
-    found, content = {}, map_file(path)
+    tensors, content = {}, map_file(path)
     for name, entry in header.tensors.items():
         tensor = tensor_in(content, header.start, entry)
         converted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        found[rename(name, renamed)] = moved = tensor.to(device, converted)
+        tensors[rename(name, renamed)] = moved = tensor.to(device, converted)
         if moved is not tensor:
             content = map_file(path)  # the pages read so far leave the memory with the former map
-    return found
+    return tensors
 
 
 def map_file(path: Path) -> "Tensor":
@@ -232,17 +232,17 @@ def check_tensors(
     check_regular(path)
     with path.open("rb") as file:
         header = read_header(file, path)
-    found = {rename(name, renamed): entry for name, entry in header.tensors.items()}
-    if len(found) < len(header.tensors):
+    entries = {rename(name, renamed): entry for name, entry in header.tensors.items()}
+    if len(entries) < len(header.tensors):
         raise UserError(f"{path} has two tensors of one name")
     if wanted is not None:
-        for name in sorted(set(found) ^ set(wanted)):
+        for name in sorted(set(entries) ^ set(wanted)):
             where = "not in it" if name in wanted else "not in this model"
             raise UserError(f"{path} is of another model: {name} is {where}")
         for name, shape in wanted.items():
-            if found[name].shape != tuple(shape):
+            if entries[name].shape != tuple(shape):
                 raise UserError(
-                    f"{path} is of another model: {name} has shape {found[name].shape} there and {tuple(shape)} here"
+                    f"{path} is of another model: {name} has shape {entries[name].shape} there and {tuple(shape)} here"
                 )
     return header
 

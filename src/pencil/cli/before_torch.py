@@ -20,12 +20,12 @@ DECIDED_BY_OTHERS = ("slots", "sync")  # settings of training whose values are r
 def check_training(words: Sequence[str]) -> None:
     """Refuse the words after `train` where a name or a path in them is wrong."""
     targets = words[:1] if not words[0].startswith("-") else [word for word in words if not word.startswith("-")]
-    known = families(strings=targets)
+    records = families(strings=targets)
     if "torch" in sys.modules:
         return  # there is no time to be saved
-    if targets and not set(targets) & set(known):
-        raise UserError(f"{targets[-1]} is not a family of models; {nearest(targets[-1], known)}")
-    record = known.get(words[0])
+    if targets and not set(targets) & set(records):
+        raise UserError(f"{targets[-1]} is not a family of models; {nearest(targets[-1], records)}")
+    record = records.get(words[0])
     if record is None or (parts := _split(record, words[1:])) is None:
         return
     options, rest = parts

@@ -45,11 +45,11 @@ def check(
     from ..learn.check.check import check, count, shipped
     from ..learn.check.claims import count_claims
 
-    known = shipped()
+    examples = shipped()
     if not files and not every:
-        raise UserError(f"name a file to check, or --all for those that come with pencil: {', '.join(known)}")
-    paths = [Path(word) if Path(word).exists() else _find_shipped(word, known) or Path(word) for word in files]
-    reports = [check(path) for path in [*paths, *(known.values() if every else ())]]
+        raise UserError(f"name a file to check, or --all for those that come with pencil: {', '.join(examples)}")
+    paths = [Path(word) if Path(word).exists() else _find_shipped(word, examples) or Path(word) for word in files]
+    reports = [check(path) for path in [*paths, *(examples.values() if every else ())]]
     total = count([step for report in reports for step in report.steps])
     claims = count_claims([claim for report in reports for claim in report.claims])
     if as_json:
@@ -67,13 +67,13 @@ def check(
     return 1 if total["wrong"] or claims["wrong"] else 0
 
 
-def _find_shipped(word: str, known: dict[str, Path]) -> Path | None:
+def _find_shipped(word: str, examples: dict[str, Path]) -> Path | None:
     """The example with this name, or the only one whose name starts with it."""
-    alike = [path for name, path in known.items() if word and name.startswith(word)]
+    alike = [path for name, path in examples.items() if word and name.startswith(word)]
     if word.isdecimal() and len(alike) != 1:
-        listed = ", ".join(known)
+        listed = ", ".join(examples)
         raise UserError(f"there is no file {word}, nor an example of that name; the examples are {listed}")
-    return known.get(word) or (alike[0] if len(alike) == 1 else None)
+    return examples.get(word) or (alike[0] if len(alike) == 1 else None)
 
 
 def _show(console: Console, report: "Report") -> None:

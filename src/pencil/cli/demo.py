@@ -50,8 +50,8 @@ def demo(*, out: Path | None = None) -> int:
     captions = task.caption(loaded.model, shown)
     for picture, caption, target in zip(shown, captions, task.data.test.targets, strict=False):
         _beside(picture, [caption, "" if caption == target else f"(is: {target})"])
-    share, held = metrics["exact_match"], len(task.data.test)
-    note(f"Exact match: {share:.1%} of {held:,} held-out images (exact_match {share:.4f}).")
+    share, count = metrics["exact_match"], len(task.data.test)
+    note(f"Exact match: {share:.1%} of {count:,} held-out images (exact_match {share:.4f}).")
     page = run.path / "eval" / "caption.html"
     _unfold(loaded, shown[0], page)
     note(

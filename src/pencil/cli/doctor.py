@@ -62,7 +62,7 @@ def doctor(*, clear_cache: Annotated[bool, Parameter(negative=())] = False) -> i
     from ..device import pick_device
 
     device, folder = pick_device("auto"), cache_folder()
-    held = [file for files in cached_files(folder).values() for file in files]
+    cached = [file for files in cached_files(folder).values() for file in files]
     facts = {
         "pencil": __version__,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
@@ -72,8 +72,8 @@ def doctor(*, clear_cache: Annotated[bool, Parameter(negative=())] = False) -> i
         "precision": "bfloat16 autocast, compiled" if device.type == "cuda" else "float32",
         "threads": f"{torch.get_num_threads()} of {os.cpu_count()} cores",
         "pictures": f"of at most {limits()[0] / 1e6:g} megapixels; {SETTING} in the environment sets another limit",
-        "cache": f"{folder}: {_amount(held)}, {shutil.disk_usage(folder).free / 1e9:.0f} GB free"
-        + "; pencil doctor --clear-cache empties it" * bool(held),
+        "cache": f"{folder}: {_amount(cached)}, {shutil.disk_usage(folder).free / 1e9:.0f} GB free"
+        + "; pencil doctor --clear-cache empties it" * bool(cached),
     }
     console = Console(soft_wrap=True)
     for name, value in facts.items():
@@ -112,13 +112,13 @@ def cached_files(folder: Path) -> dict[str, list[tuple[Path, int]]]:
 
     Links, folders and files of other names are not ours: they are neither counted nor removed.
     """
-    found: dict[str, list[tuple[Path, int]]] = defaultdict(list)
+    by_word: dict[str, list[tuple[Path, int]]] = defaultdict(list)
     with os.scandir(folder) as entries:
         for entry in entries:
             word, dash, _ = entry.name.lstrip(".").partition("-")
             if dash and (word in CACHED or word == KEPT) and entry.is_file(follow_symlinks=False):
-                found[word].append((Path(entry.path), entry.stat(follow_symlinks=False).st_size))
-    return dict(found)
+                by_word[word].append((Path(entry.path), entry.stat(follow_symlinks=False).st_size))
+    return dict(by_word)
 
 
 def _clear() -> int:

@@ -112,17 +112,17 @@ def exercise(
         return _list(topic, record)
     if page is not None:
         return _page(page, random.SystemRandom().randrange(10_000) if new else seed, record)
-    chosen = names[0] if names else _next(topic, record)
-    if chosen is None:
+    next_name = names[0] if names else _next(topic, record)
+    if next_name is None:
         return 0
-    if seed is None and (new or (not names and chosen in record.standings)):
+    if seed is None and (new or (not names and next_name in record.standings)):
         seed = random.SystemRandom().randrange(10_000)  # an exercise that comes back has fresh numbers
     screen = Screen()
-    outcome, _ = ask(kata(chosen).make(seed), screen)
-    record.add(chosen, outcome)
+    outcome, _ = ask(kata(next_name).make(seed), screen)
+    record.add(next_name, outcome)
     if outcome is not None:
-        when = "today, with fresh numbers" if record.when(chosen) == "due" else record.when(chosen)
-        screen.write(f"{chosen} comes back {when}. Next: pencil kata", "dim")
+        when = "today, with fresh numbers" if record.when(next_name) == "due" else record.when(next_name)
+        screen.write(f"{next_name} comes back {when}. Next: pencil kata", "dim")
     return 0
 
 
@@ -162,14 +162,14 @@ def _names(topic: str | None) -> list[str]:
 def _next(topic: str | None, record: Record) -> str | None:
     """The exercise that is due or new; if there is none, None, and a message about the next one."""
     names = _names(topic)
-    chosen = record.following(names)
-    if chosen is None:
+    name = record.following(names)
+    if name is None:
         soonest = min(names, key=lambda name: record.of(name).due or now().date())
         when = record.when(soonest)
         screen = Screen()
         screen.write(f"Nothing is due today; {soonest} comes back {when}.")
         screen.write(f"To practise now: pencil kata {soonest} --new")
-    return chosen
+    return name
 
 
 def _page(name: str, seed: int | None, record: Record) -> int:

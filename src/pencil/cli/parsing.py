@@ -73,10 +73,9 @@ def sentence(error: CycloptsError, command: str, usage: str = "") -> str:
         commands = [name for name in (error.app or ()) if not name.startswith("-")]
         return f"{error.unused_tokens[0]} is not a command; {command_meant(error.unused_tokens[0], commands)}"
     if isinstance(error, UnknownOptionError):
-        known = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
-        return (
-            f"{verb} takes no {option_of(error)}; {option_meant(option_of(error), known) or f'{see} lists its options'}"
-        )
+        options = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
+        option = option_of(error)
+        return f"{verb} takes no {option}; {option_meant(option, options) or f'{see} lists its options'}"
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name
         if name.startswith("-"):
@@ -128,9 +127,9 @@ def setting_meant(option: str, sections: Mapping[str, Iterable[str]]) -> str | N
     return f"did you mean --{homes[close]}.{close}?" if close else None
 
 
-def option_meant(option: str, known: Iterable[str]) -> str | None:
+def option_meant(option: str, options: Iterable[str]) -> str | None:
     """The option that was misspelt; its dashes are no letters."""
-    close = closest(option.lstrip("-"), [one.lstrip("-") for one in known])
+    close = closest(option.lstrip("-"), [one.lstrip("-") for one in options])
     return f"did you mean --{close}?" if close else None
 
 

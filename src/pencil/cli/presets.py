@@ -39,8 +39,8 @@ def settings_of(verb: str, words: Sequence[str], sections: Sequence[str]) -> tup
 
 
 def _too_many(verb: str, what: str, *more: str) -> str:
-    known = families()
-    if what in known and len(more) == 1 and more[0] in known[what].presets:
+    by_name = families()
+    if what in by_name and len(more) == 1 and more[0] in by_name[what].presets:
         return f"a family and its preset are one word: use {what}:{more[0]}"
     return f"{verb} takes one preset or run at a time, not {' and '.join((what, *more))}"
 
@@ -57,8 +57,8 @@ def find_model(what: str, changes: Mapping[str, Any] | None = None) -> "tuple[Fa
 
     `changes` are model settings over those of the preset.
     """
-    known = families(strings=[what])
-    presets = {f"{name}:{preset}": (name, preset) for name, one in known.items() for preset in one.presets}
+    by_name = families(strings=[what])
+    presets = {f"{name}:{preset}": (name, preset) for name, one in by_name.items() for preset in one.presets}
     alike = [full for full in presets if full.endswith(f":{what}")]
     if len(alike) > 1:
         raise UserError(f"{what} is a preset of several families; use {', '.join(alike[:-1])} or {alike[-1]}")
@@ -85,7 +85,7 @@ def find_model(what: str, changes: Mapping[str, Any] | None = None) -> "tuple[Fa
         # an imported run is trained with AdamW when another starts from it
         training = {"optimizer": "adamw"} if "import" in run.config else run.config["train"]
         return record, record.read_config(run.config["model"]), training
-    if what in known:
+    if what in by_name:
         raise UserError(f"{what} is a family; use one of {', '.join(f for f in presets if presets[f][0] == what)}")
     close = closest(what, [*presets, *(preset for _, preset in presets.values())])
     hint = f"did you mean {close}?" if close else nearest(what, presets)

@@ -89,17 +89,17 @@ def _walk(document: str, html: Path | None, run: "Source | None") -> int:
     from .screens.walk import everything, stroll
 
     check_output("--html", html, ".html", ".htm")
-    found = walk(document, run)
+    sections = walk(document, run)
     if html is not None:
         from ..files import write_aside
         from ..learn.walks.page import page
 
-        content = page(found).encode()
+        content = page(sections).encode()
         write_aside(html, content)
         note(f"{html}: {len(content) / 1e6:.2f} MB")
         return 0
     if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
-        stroll(found, Screen())
+        stroll(sections, Screen())
     else:
-        everything(found, Screen())
+        everything(sections, Screen())
     return 0

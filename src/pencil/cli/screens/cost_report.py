@@ -220,34 +220,39 @@ def _flops(report: CostReport) -> list[Row]:
 
 def precision(report: CostReport) -> str:
     """The precision of a train step, and the loss that is counted where there are logits of a vocabulary."""
-    found = "float32 weights, bf16 autocast" if report.dtype == "bf16" else "all in float32"
-    held = report.memory.activations
-    return f"{found}, {'fused' if held.fused else 'plain'} loss" if held is not None and held.loss else found
+    computed_in = "float32 weights, bf16 autocast" if report.dtype == "bf16" else "all in float32"
+    saved = report.memory.activations
+    if saved is None or not saved.loss:
+        return computed_in
+    return f"{computed_in}, {'fused' if saved.fused else 'plain'} loss"
 
 
-def loss_formula(held: ActivationMemory) -> str:
+def loss_formula(activations: ActivationMemory) -> str:
     """Where the bytes of the loss come from."""
-    return "some logits at a time" if held.fused else "12 bytes a logit"
+    return "some logits at a time" if activations.fused else "12 bytes a logit"
 
 
 def _train_memory(report: CostReport) -> list[Row]:
-    m, held = report.memory, report.memory.activations
+    m, activations = report.memory, report.memory.activations
     trained = "P" if report.trained == report.parameters else "P_trained"
     state = ("AdamW", m.adamw, f"8·{trained}")
     if report.optimizer == "muon":
         state = ("Muon and AdamW", m.muon, f"4·{trained} in blocks, else 8·{trained}")
     average = [("EMA of the weights", m.gradients, f"4·{trained}")] if report.ema else []
     rows = [("weights", m.weights, "4·P"), ("gradients", m.gradients, f"4·{trained}"), state, *average]
-    if held is None:
+    if activations is None:
         rows.append(("total without activations", report.memory_of("train_step"), ""))
     else:
         as_is = [
-            ("activations, at the peak", held.peak, f"{si(held.saved)}B saved"),
-            *([("  of them logits and loss", held.loss, loss_formula(held))] * (held.peak > held.in_blocks)),
+            ("activations, at the peak", activations.peak, f"{si(activations.saved)}B saved"),
+            *(
+                [("  of them logits and loss", activations.loss, loss_formula(activations))]
+                * (activations.peak > activations.in_blocks)
+            ),
             ("total", report.memory_of("train_step", False), ""),
         ]
         again = [
-            ("activations, recomputed", held.peak_recomputed, "inputs of blocks saved"),
+            ("activations, recomputed", activations.peak_recomputed, "inputs of blocks saved"),
             ("total, recompute blocks", report.memory_of("train_step", True), "train.recompute"),
         ]
         rows += again if report.recompute else [*as_is, *again]
@@ -353,7 +358,7 @@ def report_as_json(
     report: CostReport, devices: Sequence[Device], measured: Mapping[str, float | str] | None
 ) -> dict[str, Any]:
     """What JSON can hold: whole numbers of bytes and FLOPs, and seconds."""
-    m, held = report.memory, report.memory.activations
+    m, activations = report.memory, report.memory.activations
     return {
         "model": report.name,
         "family": report.record.name,
@@ -369,11 +374,11 @@ def report_as_json(
             "gradients": m.gradients,
             "adamw": m.adamw,
             "muon": m.muon,
-            "activations": None if held is None else asdict(held),
+            "activations": None if activations is None else asdict(activations),
             "optimizer": report.optimizer,
             "recompute": "blocks" if report.recompute else "none",
             "total": report.memory_of("train_step"),
-            "total_recomputed": None if held is None else report.memory_of("train_step", True),
+            "total_recomputed": None if activations is None else report.memory_of("train_step", True),
         },
         "kv_cache_bytes": {
             name: {"kv_heads": heads, "bytes": size} for name, (heads, size) in report.kv_caches.items()
@@ -401,8 +406,8 @@ def up_to(
     """The costs for 1 to 1,024 devices, and for as many as were asked for, with these settings of training."""
     sync = sync_of(training.get("sync", "auto"), report.trained, on.memory)
     plan = Plan(parallel, gpus, training.get("accumulate", 1), report.optimizer, report.ema, report.dtype, sync)
-    units, held = units_of(on_meta(report.build, report.config)), report.memory.activations
-    return table(units, plan, report.counts, held, report.batch, on, report.recompute, bandwidth)
+    units, activations = units_of(on_meta(report.build, report.config)), report.memory.activations
+    return table(units, plan, report.counts, activations, report.batch, on, report.recompute, bandwidth)
 
 
 def print_scaling(
@@ -483,17 +488,17 @@ def _memory(report: CostReport, one: Scale) -> list[tuple[str, int, int, str]]:
         rows.append(("EMA of the weights", memory.average, again.average, f"4·{trained}{share}"))
     if plan.parallel == "fsdp":
         rows.append(("gathered, and gradients sent", memory.gathered, again.gathered, "whole"))
-    held = report.memory.activations
-    if held is not None:
+    activations = report.memory.activations
+    if activations is not None:
         rows.append(("activations, at the peak", memory.activations, again.activations, ""))
         # logits are held at the loss; the peak may be in a block instead
-        loss = held.loss * (held.peak > held.in_blocks)
-        loss_again = held.loss * (held.peak_recomputed > held.in_blocks_recomputed)
+        loss = activations.loss * (activations.peak > activations.in_blocks)
+        loss_again = activations.loss * (activations.peak_recomputed > activations.in_blocks_recomputed)
         if loss or loss_again:
-            remark = f"{'≤ ' * (not held.fused)}{loss_formula(held)}"
+            remark = f"{'≤ ' * (not activations.fused)}{loss_formula(activations)}"
             rows.append(("  of them logits and loss", loss, loss_again, remark))
-        if held.copies:
-            rows.append(("  of them bf16 matrices", held.copies, held.copies, "autocast's copies"))
+        if activations.copies:
+            rows.append(("  of them bf16 matrices", activations.copies, activations.copies, "autocast's copies"))
     summed = sum(size for name, size, *_ in rows if name[0] != " ")
     rows.append(("most in a step", memory.total, again.total, "less than the sum" * (memory.total < summed)))
     return rows
@@ -524,8 +529,8 @@ def scaling_as_json(report: CostReport, scales: Sequence[Scale], on: Device) -> 
     """What JSON can hold: whole numbers of bytes, and seconds."""
 
     def memory_of(scale: Scale) -> dict[str, Any]:
-        found = {"none": scale.memory, "blocks": scale.recomputed}
-        return {name: asdict(memory) for name, memory in found.items()}
+        by_recompute = {"none": scale.memory, "blocks": scale.recomputed}
+        return {name: asdict(memory) for name, memory in by_recompute.items()}
 
     return {
         "model": report.name,
@@ -544,7 +549,7 @@ def scaling_as_json(report: CostReport, scales: Sequence[Scale], on: Device) -> 
                 "compute_seconds": scale.compute,
                 "sending_seconds": scale.communication,
                 "efficiency": list(scale.efficiency),
-                "fits": {name: found["total"] <= on.memory for name, found in memory_of(scale).items()},
+                "fits": {name: memory["total"] <= on.memory for name, memory in memory_of(scale).items()},
             }
             for scale in scales
         ],

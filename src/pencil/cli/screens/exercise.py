@@ -64,8 +64,8 @@ class Screen:
         return line
 
     def _fitting(self, prompt: str) -> str:
-        room = self.width - 12
-        return prompt if cell_len(prompt) <= room else prompt[: room - 3].rstrip() + "…: "
+        columns = self.width - 12
+        return prompt if cell_len(prompt) <= columns else prompt[: columns - 3].rstrip() + "…: "
 
 
 def wrapped(text: str, width: int, indent: int = 0) -> Lines:
@@ -143,11 +143,11 @@ def _blocks(table: Table, width: int) -> list[Lines]:
     return blocks
 
 
-def _column_groups(widths: Sequence[int], room: int) -> list[tuple[int, int]]:
+def _column_groups(widths: Sequence[int], width: int) -> list[tuple[int, int]]:
     """Ranges of columns that fit into the width; at least one column in each."""
     cuts = [0]
     while cuts[-1] < len(widths):
-        fits = sum(total <= room for total in accumulate(widths[cuts[-1] :]))
+        fits = sum(total <= width for total in accumulate(widths[cuts[-1] :]))
         cuts.append(cuts[-1] + max(1, fits))
     return list(pairwise(cuts))
 
@@ -204,23 +204,23 @@ def _fill(question: Question, answers: Lines, wanted: Sequence[int], screen: Scr
         line = screen.read(f"{question.blanks[todo[0]].label}: ")
         if not line:
             continue
-        found = parts(line, [question.blanks[i] for i in todo])
+        typed = parts(line, [question.blanks[i] for i in todo])
         places = list(todo)
-        if len(found) == len(answers) and len(todo) == len(wanted):
+        if len(typed) == len(answers) and len(todo) == len(wanted):
             places = list(range(len(answers)))  # all answers again, also the right ones
-        if len(found) > len(places):
-            screen.write(f"That is {len(found)} answers for {len(places)} blank{'s' * (len(places) != 1)}.")
+        if len(typed) > len(places):
+            screen.write(f"That is {len(typed)} answers for {len(places)} blank{'s' * (len(places) != 1)}.")
             continue
         tried = list(answers)
-        for i, word in zip(places, found, strict=False):
+        for i, word in zip(places, typed, strict=False):
             tried[i] = word
-        unread = [i for i in places[: len(found)] if not understood(tried[i], question.blanks[i], words)]
+        unread = [i for i in places[: len(typed)] if not understood(tried[i], question.blanks[i], words)]
         if unread:
             what = (" or ".join(words) or "an answer") if question.blanks[unread[0]].words else "a number"
             screen.write(f"{tried[unread[0]][:LONGEST]} is not {what}; type one, ? for the working, or q to quit.")
             continue
         answers[:] = tried
-        todo = [i for i in todo if i not in places[: len(found)]]
+        todo = [i for i in todo if i not in places[: len(typed)]]
 
 
 def _point_out(question: Question, graded: Graded, wrong: Sequence[int], screen: Screen) -> None:

@@ -28,9 +28,9 @@ def everything(walk: Walk, screen: Screen) -> None:
 def stroll(walk: Walk, screen: Screen) -> None:
     """One step at a time, by keys."""
     _title(walk, screen)
-    found, at = steps(walk), 0
-    while at < len(found):
-        _draw(walk, at + 1, found[at], screen)
+    at_each_step, at = steps(walk), 0
+    while at < len(at_each_step):
+        _draw(walk, at + 1, at_each_step[at], screen)
         turn = None
         while turn is None:
             try:
@@ -38,10 +38,10 @@ def stroll(walk: Walk, screen: Screen) -> None:
             except ShowWorking:
                 key = "w"
             except Quit:
-                screen.write(f"Left at {at + 1} of {len(found)}.", "dim")
+                screen.write(f"Left at {at + 1} of {len(at_each_step)}.", "dim")
                 return
             if key == "w":
-                _unfold(found[at], screen)
+                _unfold(at_each_step[at], screen)
             elif key in ("", "b"):
                 turn = 1 if not key else -1
             else:
@@ -54,13 +54,13 @@ def stroll(walk: Walk, screen: Screen) -> None:
 
 def steps(walk: Walk) -> list[list[Section]]:
     """A step for each section; sections that are not about transformers are one step where they follow one another."""
-    found: list[list[Section]] = []
+    grouped: list[list[Section]] = []
     for section in walk.sections:
-        if section.skipped and found and found[-1][0].skipped == section.skipped:
-            found[-1].append(section)
+        if section.skipped and grouped and grouped[-1][0].skipped == section.skipped:
+            grouped[-1].append(section)
         else:
-            found.append([section])
-    return found
+            grouped.append([section])
+    return grouped
 
 
 def _title(walk: Walk, screen: Screen) -> None:
@@ -134,12 +134,12 @@ def _links(section: Section, screen: Screen) -> None:
 
 def _unfold(sections: Iterable[Section], screen: Screen) -> None:
     """The arithmetic of a step."""
-    found = [one for section in sections for one in section.unfolded]
-    if not found:
+    receipts = [receipt for section in sections for receipt in section.unfolded]
+    if not receipts:
         return
-    for one in found:
-        screen.write(one.command, "bold")
-        for line in one.lines:
+    for receipt in receipts:
+        screen.write(receipt.command, "bold")
+        for line in receipt.lines:
             screen.write(line, indent=2)
         screen.write()
 
