@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pencil.cost.count import count
 from pencil.cost.memory import train_memory
 from pencil.families import family
-from pencil.train.losses.vocabulary import next_token
+from pencil.train.losses.cross_entropy import next_token
 
 if not torch.cuda.is_available():
     sys.exit("this benchmark needs a CUDA GPU")

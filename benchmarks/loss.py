@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from pencil.families import create
 from pencil.models.gpt import PRESETS
-from pencil.train.losses import vocabulary as losses
-from pencil.train.losses.vocabulary import linear_cross_entropy, next_token
+from pencil.train.losses import cross_entropy as losses
+from pencil.train.losses.cross_entropy import linear_cross_entropy, next_token
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -19,7 +19,7 @@ import torch
 
 from pencil.data.text import text_data as text
 from pencil.families import configure, create, family
-from pencil.train.losses.vocabulary import next_token
+from pencil.train.losses.cross_entropy import next_token
 from pencil.train.optim import make_optimizers
 from pencil.train.schedule import factor
 from pencil.train.settings import TrainConfig, fit_warmup

@@ -20,7 +20,7 @@ def one(what: str, fifth: int) -> float:
     from pencil.api.training_request import TrainingRequest
     from pencil.cli.demo import TRAINING
     from pencil.data import builtin
-    from pencil.data.images import loading as images
+    from pencil.data.images import open_images as images
     from pencil.data.images.digits import digits
     from pencil.train.loop.trainer import Trainer
 

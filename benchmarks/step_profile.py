@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pencil.families import family
-from pencil.train.losses.vocabulary import token_loss
+from pencil.train.losses.cross_entropy import token_loss
 
 MODELS = {"gpt": ("gpt2", 64), "vit": ("b/16", 128), "dit": ("xl/2", 32)}
 BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8, "long int": 8, "long": 8, "int": 4, "bool": 1,

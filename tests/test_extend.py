@@ -22,7 +22,7 @@ from pencil.core.positions import Rope
 from pencil.cost.activations import score_bias
 from pencil.families import configure, create
 from pencil.inference import sampling
-from pencil.models import parts
+from pencil.models import build
 from test_docs import ROOT, SHORT, blocks, commands, sandbox, words_of  # noqa: F401
 
 PAGE = ROOT / "docs" / "guides" / "extend.md"
@@ -249,7 +249,7 @@ def test_a_scheme_of_the_page_is_counted_and_in_every_formula(monkeypatch):
     swapped = replace(captioner, positions="rope", image_positions="alibi")
     assert score_bias(captioner, 5, 13, 2) == score_bias(swapped, 5, 13, 2) == bias
     before = create("captioner", captioner)
-    monkeypatch.setattr(parts, "Alibi", alike["Kerple"])
+    monkeypatch.setattr(build, "Alibi", alike["Kerple"])
     after = create("captioner", captioner)
     assert type(after.positions).__name__ == "Kerple"
     name = "blocks.0.attn.bias"
@@ -267,5 +267,5 @@ def test_a_scheme_of_ones_own_that_rotates_is_counted_as_rope_is(monkeypatch):
         expected = activations(rope, 5, None, 2)
         assert activations(config, 5, None, 2) != expected
         with monkeypatch.context() as patch:
-            patch.setattr(parts, "Alibi", lambda heads, axes, config=config: Turned(config.head_width, axes))
+            patch.setattr(build, "Alibi", lambda heads, axes, config=config: Turned(config.head_width, axes))
             assert activations(config, 5, None, 2) == expected

@@ -13,8 +13,8 @@ from commands import SMALL
 from conftest import call, refused
 from hostile_data import CASES, ESCAPES
 from pencil.config import UserError
-from pencil.data.images import loading as images
-from pencil.data.images.loading import read_idx
+from pencil.data.images import open_images as images
+from pencil.data.images.open_images import read_idx
 
 CODES = (*range(10), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # no line end
 CONTROL = set(map(chr, CODES))

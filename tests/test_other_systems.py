@@ -116,8 +116,8 @@ def test_a_second_writer_is_refused_where_the_system_can_lock(run, tmp_path, mod
 GUARDED = {
     "fcntl": {"files.py"}, "msvcrt": {"files.py"}, "sysconf": {"files.py"},
     "SIGHUP": {"train/loop/trainer.py", "cli/launch.py"},
-    "O_DIRECTORY": {"files.py", "runs/files.py"}, "pthread_sigmask": {"learn/lab/run.py"},
-    "getloadavg": {"learn/lab/run.py"}, "/proc/": {"runs/files.py", "files.py", "learn/lab/run.py", "bench/run.py"},
+    "O_DIRECTORY": {"files.py", "runs/files.py"}, "pthread_sigmask": {"learn/lab/runner.py"},
+    "getloadavg": {"learn/lab/runner.py"}, "/proc/": {"runs/files.py", "files.py", "learn/lab/runner.py", "cost/measure.py"},
     "import resource": {"files.py"}, "os.kill(": {"cli/launch.py"}, "SIGKILL": {"cli/launch.py"},
 }  # fmt: skip
 NOWHERE = ("os.fork", "os.getuid", "os.mkfifo", "os.statvfs", "os.fchmod", "SIGALRM", "import pwd", "import termios",

@@ -9,8 +9,8 @@ import pytest
 from pencil.config import UserError, build
 from pencil.families import family
 from pencil.runs.run import Run
+from pencil.train.model_selection import MOST_PASSES, MOST_PASSES_AUGMENTED, MOST_PASSES_NOISED
 from pencil.train.settings import TrainConfig
-from pencil.train.validation import MOST_PASSES, MOST_PASSES_AUGMENTED, MOST_PASSES_NOISED
 from test_docs import ROOT
 
 FIELD = "\0"  # a variable part of a sentence in the source

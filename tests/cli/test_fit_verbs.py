@@ -15,7 +15,7 @@ from commands import SMALL, trained
 from pencil.api.loading import load, open_run
 from pencil.api.run_data import task_of
 from pencil.config import build
-from pencil.inference.attention_layouts import held_out_images
+from pencil.inference.head_patterns import held_out_images
 from pencil.train.settings import TrainConfig
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from test_dit_verbs import SMALL
 
 from pencil.api.run_setup import train_config
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 from pencil.data.images.augment import ImageTransform
 from pencil.families import family
 from pencil.inference.autoencoder import BATCH, Autoencoder

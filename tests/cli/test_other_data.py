@@ -12,7 +12,7 @@ from commands import REVIEWS, SMALL, WORDS, metrics, trained, write_pairs
 from pencil.api.loading import load
 from pencil.data.images.decoding import open_image
 from pencil.families.predictions import input_transform
-from pencil.models.parts import normalize
+from pencil.models.build import normalize
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pencil.config import UserError
 from pencil.cost.count import count
 from pencil.cost.profile import CostProfile
 from pencil.families import FAMILIES, family
-from pencil.models.parts import Scheme
+from pencil.models.build import Scheme
 
 aten = torch.ops.aten
 # the counter knows the fused attention kernels of CUDA, not those of a CPU: the same work under another name

@@ -11,7 +11,7 @@ from pencil.cost.count import count
 from pencil.cost.devices import DEVICES, Workload, device, workloads
 from pencil.cost.memory import kv_cache, kv_sharing, train_memory
 from pencil.families import configure, family
-from pencil.train.losses import vocabulary as losses
+from pencil.train.losses import cross_entropy as losses
 from pencil.train.optim import make_optimizers, state_tensors
 from pencil.train.settings import TrainConfig
 

@@ -21,7 +21,7 @@ from pencil.cost.profile import CostProfile, on_meta
 from pencil.cost.scaling import COMPUTE, NETWORK_BYTES_PER_SECOND, scale
 from pencil.device import sync_of
 from pencil.families import FAMILIES, configure, family
-from pencil.train.frozen import frozen_model
+from pencil.train.freezing import frozen_model
 from pencil.train.loop.trainer import shard
 from pencil.train.recompute import model_blocks, recompute_blocks
 from pencil.train.settings import TrainConfig

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pencil.data.builtin import PLACES, WORDS, Scenes
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 from pencil.data.images.digits import SIDE, digits, handwriting
 
 NUMBER = {word.split()[1]: number for number, word in enumerate(WORDS)}

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from pencil.config import UserError
-from pencil.data import sources
-from pencil.data.images import loading as images
+from pencil.data import path_patterns
+from pencil.data.images import open_images as images
 from pencil.data.images.shards import find_shards
 from pencil.data.tables.pairs import load_labelled, read_parquet
 from pencil.data.text import corpus, records
 from pencil.data.text import text_data as text
-from pencil.data.tokenizers.folders import find_tokenizer
+from pencil.data.tokenizers.from_checkpoint import find_tokenizer
 from pencil.data.tokenizers.tokenizer import ByteTokenizer
 from pencil.train.tasks.language_modeling import LanguageModeling
 
@@ -64,7 +64,7 @@ def test_each_record_is_a_document(tmp_path, kind):
 
 
 def units(found):
-    from pencil.data.text.units import closing, encode_unit, units_of
+    from pencil.data.text.chunks import closing, encode_unit, units_of
 
     tokenizer = ByteTokenizer()
     for unit in units_of(found, True, 97):
@@ -145,8 +145,8 @@ def test_lists_patterns_and_braces(tmp_path, monkeypatch):
         "odd,name*.txt": ["odd"],
     }.items():
         assert texts(text.find(data)) == found, data
-        if sources.is_several(data):
-            whole = sources.absolute(data)
+        if path_patterns.is_several(data):
+            whole = path_patterns.absolute(data)
             monkeypatch.chdir("/")
             assert text.find(whole).hash == text.find(whole).hash
             assert texts(text.find(whole)) == found

@@ -13,7 +13,7 @@ import torch
 
 from albums import album, photos, picture
 from pencil.data import cache, hub
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 from pencil.data.images.augment import ImageTransform
 from pencil.data.text import text_data as text
 from pencil.inference.autoencoder import Autoencoder

@@ -6,8 +6,8 @@ from datetime import date, datetime
 import numpy as np
 import pytest
 
-from pencil.data.tables import dates
-from pencil.data.tables.dates import ABBREVIATED, CHARACTERS, FORMS, NUMBERED, SPELLED, Dates
+from pencil.data.tables import generated_dates
+from pencil.data.tables.generated_dates import ABBREVIATED, CHARACTERS, FORMS, NUMBERED, SPELLED, Dates
 
 MONTH = r"(?:january|february|march|april|may|june|july|august|september|october|november|december)"
 SHORT = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sept|sep|oct|nov|dec)"
@@ -88,16 +88,16 @@ def test_python_reads_the_same_day_in_every_source_and_no_other(held_out):
 
 def test_each_form_is_written_as_it_should_be():
     values = [(i + 0.5) / len(FORMS) for i in range(len(FORMS))]
-    assert [dates._pair(date(1999, 5, 3), form, 0, 0.5) for form in values] == [(source, "1999-05-03") for source in (
+    assert [generated_dates._pair(date(1999, 5, 3), form, 0, 0.5) for form in values] == [(source, "1999-05-03") for source in (
         "the 3rd of May, 1999", "the third of May, 1999", "3 May 1999", "3 May 1999", "May 3, 1999", "May 3rd, 1999",
         "May 3, 1999", "Monday, 3 May 1999", "Mon 3 May 1999", "1999 May 3", "3.5.1999", "5/3/1999", "19990503",
         "3 May 99", "3-May-99", "03.05.99", "05/03/99",
     )]  # fmt: skip
     day = date(2005, 9, 21)
-    shorts = {dates._pair(day, 3.5 / len(FORMS), short, 0.5)[0] for short in (0.1, 0.3, 0.6, 0.9)}
+    shorts = {generated_dates._pair(day, 3.5 / len(FORMS), short, 0.5)[0] for short in (0.1, 0.3, 0.6, 0.9)}
     assert shorts == {"21 Sep 2005", "21 Sep. 2005", "21 Sept 2005", "21 Sept. 2005"}
-    assert dates._pair(day, 1.5 / len(FORMS), 0, 0)[0] == "the twenty-first of september, 2005"
-    assert dates._pair(day, 0, 0, 0.95)[0] == "THE 21ST OF SEPTEMBER, 2005"
+    assert generated_dates._pair(day, 1.5 / len(FORMS), 0, 0)[0] == "the twenty-first of september, 2005"
+    assert generated_dates._pair(day, 0, 0, 0.95)[0] == "THE 21ST OF SEPTEMBER, 2005"
 
 
 def test_the_words_for_days_are_english():
@@ -115,7 +115,7 @@ def test_years_of_two_digits_are_1950_to_2049():
 
 
 def test_every_edge_of_the_range_is_among_the_days():
-    trained, held = dates._days(False), dates._days(True)
+    trained, held = generated_dates._days(False), generated_dates._days(True)
     every = np.sort(np.concatenate([trained, held])).tolist()
     assert every == list(range(date(1900, 1, 1).toordinal(), date(2099, 12, 31).toordinal() + 1))
     assert len(held) == len(every) // 10

@@ -6,12 +6,12 @@ from PIL import Image
 
 from albums import idx, photos, picture
 from pencil.config import UserError
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 from pencil.data.images.augment import BARS, ImageTransform, fit, random_augment, shrink
+from pencil.data.images.datasets import FileExamples
 from pencil.data.images.decoding import open_image
-from pencil.data.images.examples import FileExamples
 from pencil.data.images.sizes import choose_fit
-from pencil.models.parts import normalize
+from pencil.models.build import normalize
 
 WIDE, TALL = (53, 17), (13, 47)  # width and height
 HOW = ("crop", "pad", "squash")

@@ -11,7 +11,7 @@ from albums import album, idx, photos, picture
 from pencil.api.run_setup import new_run
 from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 from pencil.data.images.augment import ImageTransform
 from pencil.data.images.decoding import open_image, read_header
 from pencil.data.images.image_data import lookalikes, with_classes

@@ -4,7 +4,7 @@ import pytest
 
 from albums import album, photos, picture, write_rows
 from pencil.config import UserError
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 
 
 def test_all_captions_of_a_picture_are_held_out_together(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from pencil.config import UserError
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 from pencil.data.images.augment import ImageTransform
 from pencil.data.text import corpus
 

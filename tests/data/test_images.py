@@ -9,12 +9,12 @@ from PIL import Image
 
 from albums import album, cut_short, idx, photos, picture, write_rows
 from pencil.config import UserError
-from pencil.data.images import examples
-from pencil.data.images import loading as images
+from pencil.data.images import datasets
+from pencil.data.images import open_images as images
 from pencil.data.images.augment import ImageTransform
+from pencil.data.images.datasets import ArrayExamples, FileExamples
 from pencil.data.images.decoding import open_image
-from pencil.data.images.examples import ArrayExamples, FileExamples
-from pencil.data.images.loading import read_idx
+from pencil.data.images.open_images import read_idx
 
 GREY, COLOUR = ImageTransform((16, 24), 1), ImageTransform((16, 24), 3)
 
@@ -308,13 +308,13 @@ def test_images_of_the_same_name_are_reported_by_path(tmp_path):
 
 def test_pictures_are_decoded_off_the_training_thread(tmp_path, monkeypatch):
     paths = [flat(tmp_path / f"{i}.png", i) for i in range(5)]
-    threads, decode = set(), examples.decode
+    threads, decode = set(), datasets.decode
 
     def watched(source, transform):
         threads.add(threading.current_thread())
         return decode(source, transform)
 
-    monkeypatch.setattr(examples, "decode", watched)
+    monkeypatch.setattr(datasets, "decode", watched)
     rows, _ = FileExamples(paths, list(range(5)), []).take(range(5), GREY, rng())
     assert rows[:, 0, 0, 0].tolist() == list(range(5))  # in the requested order
     assert threads
@@ -324,9 +324,9 @@ def test_pictures_are_decoded_off_the_training_thread(tmp_path, monkeypatch):
 @pytest.mark.parametrize("room, cached", [(0, 0), (40 * 30 * 3, 1), (1 << 20, 4)])
 def test_a_cached_image_equals_one_decoded_again(tmp_path, monkeypatch, room, cached):
     paths = [picture(tmp_path / f"{i}.png", seed=i, size=(40, 30)) for i in range(4)]
-    calls, decode = [], examples.decode
-    monkeypatch.setattr(examples, "decode", lambda source, transform: calls.append(source) or decode(source, transform))
-    monkeypatch.setattr(examples, "CACHE_BYTES", room)
+    calls, decode = [], datasets.decode
+    monkeypatch.setattr(datasets, "decode", lambda source, transform: calls.append(source) or decode(source, transform))
+    monkeypatch.setattr(datasets, "CACHE_BYTES", room)
     transform = ImageTransform((16, 24), 3, flip=True, crop=0.4, augment_ops=2)
     held = FileExamples(paths, list(range(4)), [])
     first, _ = held.take(range(4), transform, rng(6))

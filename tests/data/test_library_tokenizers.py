@@ -8,7 +8,7 @@ import pytest
 from pencil.config import UserError
 from pencil.data.tokenizers.detokenizer import Detokenizer
 from pencil.data.tokenizers.export import tokenizer_files
-from pencil.data.tokenizers.folders import find_tokenizer
+from pencil.data.tokenizers.from_checkpoint import find_tokenizer
 from pencil.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, read_json
 from random_texts import random_texts
 from small_tokenizers import COUNTS, GPT4, GPT4O, QWEN, byte_level, fallback, llama3, roberta, unigram, wordpiece

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pencil.data.text import text_data as texts
-from pencil.data.tokenizers import library
+from pencil.data.tokenizers import hf_tokenizers
 from pencil.data.tokenizers import tokenizer as tokenizers
 from pencil.data.tokenizers.tokenizer import END, LONGEST_WORD, train_bpe
 
@@ -78,7 +78,7 @@ def test_a_long_word_counts_as_parts_and_its_neighbours_as_they_are(word):
 
 
 def test_a_large_text_shows_its_progress(monkeypatch, caplog):
-    monkeypatch.setattr(library, "PROGRESS", 1_000_000)
+    monkeypatch.setattr(hf_tokenizers, "PROGRESS", 1_000_000)
     with caplog.at_level(logging.WARNING, "pencil"):
         train_bpe(["seven words make a line of text\n" * 20_000] * 4, 270)
     assert [record.getMessage() for record in caplog.records] == [

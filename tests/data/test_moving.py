@@ -3,7 +3,7 @@
 import numpy as np
 
 from pencil.data.builtin import CANVAS, FRAMES, MovingDigits, track
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 from pencil.data.images.augment import ImageTransform
 from pencil.data.images.digits import SIDE, handwriting
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pencil.config import UserError
 from pencil.data.tables import pairs
-from pencil.data.tables.dates import CHARACTERS, Dates
+from pencil.data.tables.generated_dates import CHARACTERS, Dates
 from pencil.data.tables.tables import PAIRS
 from pencil.data.tokenizers.tokenizer import CharTokenizer
 

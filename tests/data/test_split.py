@@ -14,7 +14,7 @@ from pencil.api.run_data import task_of
 from pencil.api.run_setup import new_run
 from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError, build
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 from pencil.data.split import hold_out, hold_out_texts
 from pencil.data.tables import pairs
 from pencil.train.loop.trainer import Trainer

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from pencil.config import UserError
-from pencil.data.tokenizers.folders import find_tokenizer
+from pencil.data.tokenizers.from_checkpoint import find_tokenizer
 from random_texts import random_texts
 from small_tokenizers import GPT4, QWEN, byte_level, fallback, llama3, roberta, unigram, wordpiece, write
 

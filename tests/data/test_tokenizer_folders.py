@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders
 from pencil.config import UserError
 from pencil.data.tokenizers.detokenizer import Detokenizer
 from pencil.data.tokenizers.export import tokenizer_files
-from pencil.data.tokenizers.folders import find_tokenizer, special_tokens
-from pencil.data.tokenizers.library import LibraryTokenizer
+from pencil.data.tokenizers.from_checkpoint import find_tokenizer, special_tokens
+from pencil.data.tokenizers.hf_tokenizers import LibraryTokenizer
 from pencil.data.tokenizers.sentencepiece import (
     SentencePieces,
     SentencePieceTokenizer,

@@ -17,9 +17,9 @@ import pytest
 import small_tokenizers
 from pencil.config import UserError
 from pencil.data import cache
-from pencil.data.text import corpus, units
+from pencil.data.text import chunks, corpus
 from pencil.data.text import text_data as text
-from pencil.data.tokenizers.library import LibraryTokenizer
+from pencil.data.tokenizers.hf_tokenizers import LibraryTokenizer
 from pencil.data.tokenizers.tokenizer import ByteTokenizer, train_bpe
 
 WORDS = "pencil paper été 東京 naïve 0 17 … , . ( _ # \t \r\n \n \n\n ' ’s 's   x".split(" ")
@@ -40,15 +40,15 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PENCIL_WORKERS", "2")
     monkeypatch.setattr(text, "LARGE_BYTES", 1)
     monkeypatch.setattr(text, "UNIT_BYTES", 1 << 14)
-    monkeypatch.setattr(text, "units_of", lambda *how: units.units_of(*how, 1 << 14))
-    for module in (corpus, units):
+    monkeypatch.setattr(text, "units_of", lambda *how: chunks.units_of(*how, 1 << 14))
+    for module in (corpus, chunks):
         monkeypatch.setattr(module, "CHUNK", 4099)
     return tmp_path / "cache"
 
 
 def one_process(found, tokenizer):
     """The ids as one process has them that reads from the beginning to the end."""
-    return np.concatenate(list(units.encoded(found, tokenizer)))
+    return np.concatenate(list(chunks.encoded(found, tokenizer)))
 
 
 def mixed(folder):
@@ -88,18 +88,18 @@ def test_ids_do_not_depend_on_where_units_are_cut(tmp_path):
     found, bpe = text.find(str(path)), TOKENIZERS["bpe"]()
     whole = one_process(found, bpe)
     for size in (1, 5003, 40_009, 1 << 30):
-        made = list(units.units_of(found, True, size))
+        made = list(chunks.units_of(found, True, size))
         assert (len(made) == 1) == (size == 1 << 30)
         assert sum(unit.size for unit in made) == path.stat().st_size
-        parts = [ids for unit in made for ids in units.encode_unit(unit, bpe, units.closing(found, bpe))]
+        parts = [ids for unit in made for ids in chunks.encode_unit(unit, bpe, chunks.closing(found, bpe))]
         assert np.array_equal(np.concatenate(parts), whole)
 
 
 KILLED = """
 import contextlib, os, signal, sys
-from pencil.data.text import corpus, text_data as text, units
-text.LARGE_BYTES, text.UNIT_BYTES, corpus.CHUNK, units.CHUNK = 1, 1 << 14, 4099, 4099
-text.units_of = lambda *how: units.units_of(*how, 1 << 14)
+from pencil.data.text import corpus, text_data as text, chunks
+text.LARGE_BYTES, text.UNIT_BYTES, corpus.CHUNK, chunks.CHUNK = 1, 1 << 14, 4099, 4099
+text.units_of = lambda *how: chunks.units_of(*how, 1 << 14)
 done = []
 def advance(size):
     done.append(size)
@@ -155,10 +155,10 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, folder, monke
     with pytest.raises(UserError, match=r"a\.txt has changed while it was read: leave it as it is, and run"):
         text.tokenize(found, ByteTokenizer())
     # between the pass that makes the units and the process that reads one
-    unit = next(iter(units.units_of(text.find(str(path)), True, 1)))
+    unit = next(iter(chunks.units_of(text.find(str(path)), True, 1)))
     path.write_bytes(bytes(content[:7]) + b"?" + bytes(content[8:]))
     with pytest.raises(UserError, match="has changed while it was read"):
-        list(units.encode_unit(unit, ByteTokenizer(), np.zeros(0, int)))
+        list(chunks.encode_unit(unit, ByteTokenizer(), np.zeros(0, int)))
     assert not list(folder.glob("tokens-*.uint16"))
 
 
@@ -194,7 +194,7 @@ def test_a_process_that_starts_while_the_others_are_ended_ends_too(tmp_path, mon
         return plain(workers)
 
     def refuse(*how):
-        yield next(units.units_of(*how, 1 << 14))
+        yield next(chunks.units_of(*how, 1 << 14))
         raise UserError("refused")
 
     shutdown = ThreadPoolExecutor.shutdown
@@ -283,7 +283,7 @@ def test_parts_of_other_bytes_are_not_taken_for_those_of_the_corpus(tmp_path, fo
     content, found = path.read_bytes(), text.find(str(path))
     path.write_bytes(b"?" + content[1:])
     with monkeypatch.context() as patch:  # a run that was killed before it came to the end of the file
-        patch.setattr(units, "check_same", lambda *given: None)
+        patch.setattr(chunks, "check_same", lambda *given: None)
         patch.setattr(text, "_join", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             text.tokenize(found, ByteTokenizer())
@@ -296,12 +296,12 @@ def test_parts_of_other_bytes_are_not_taken_for_those_of_the_corpus(tmp_path, fo
 def test_a_small_or_compressed_file_that_changes_is_refused(tmp_path, folder, monkeypatch):
     packed = tmp_path / "a.jsonl.gz"
     packed.write_bytes(gzip.compress(b"".join(json.dumps({"text": prose(i, 1)}).encode() + b"\n" for i in range(7))))
-    (unit,) = units.units_of(text.find(str(packed)), True)
-    assert list(units.encode_unit(unit, ByteTokenizer(), np.zeros(0, int)))
+    (unit,) = chunks.units_of(text.find(str(packed)), True)
+    assert list(chunks.encode_unit(unit, ByteTokenizer(), np.zeros(0, int)))
     packed.write_bytes(packed.read_bytes())  # written again
     os.utime(packed, ns=(1, 1))
     with pytest.raises(UserError, match="has changed while it was read"):
-        list(units.encode_unit(unit, ByteTokenizer(), np.zeros(0, int)))
+        list(chunks.encode_unit(unit, ByteTokenizer(), np.zeros(0, int)))
     monkeypatch.setattr(text, "LARGE_BYTES", 1 << 30)
     path = tmp_path / "b.txt"
     path.write_text("one text\n")

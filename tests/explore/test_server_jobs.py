@@ -7,7 +7,7 @@ import pytest
 from served import HANG_SECONDS, KEY, Pretended, serving, state
 
 from pencil.explore import server as module
-from pencil.explore.jobs import MOST_WAITING, Cancelled, Job, Jobs, Lane
+from pencil.explore.request_queue import MOST_WAITING, Cancelled, Job, Jobs, Lane
 from pencil.explore.requests import Refused
 
 

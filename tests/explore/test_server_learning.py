@@ -6,7 +6,7 @@ import pytest
 from served import KEY, Pretended, serving, state
 
 from conftest import unchecked
-from pencil.explore.learning import TRIES
+from pencil.explore.katas_and_walks import TRIES
 from pencil.learn.katas import KATAS, kata, progress
 from traced import traced
 

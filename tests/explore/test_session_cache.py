@@ -2,7 +2,7 @@
 
 import pytest
 
-from pencil.explore.cache import Cache
+from pencil.explore.lru_cache import Cache
 
 
 def never():

@@ -13,7 +13,7 @@ import pencil
 from both_ways import randomise
 from conftest import call
 from pencil.config import UserError
-from pencil.data.tokenizers.folders import find_tokenizer
+from pencil.data.tokenizers.from_checkpoint import find_tokenizer
 from pencil.families.reader import Vectors, embed_texts, exported, sentence_settings, settings_of
 from pencil.models.reader import ReaderConfig
 from pencil.runs.run import Loaded

@@ -10,11 +10,11 @@ from PIL import Image
 
 from pencil.config import UserError, build, to_toml
 from pencil.data.images.augment import ImageTransform
+from pencil.data.images.datasets import ArrayExamples, FileExamples
 from pencil.data.images.decoding import open_image
-from pencil.data.images.examples import ArrayExamples, FileExamples
 from pencil.data.settings import DataConfig, image_transform
 from pencil.families.vit import FILE, PROCESSOR, from_timm, from_transformers, to_timm, to_transformers
-from pencil.models.parts import normalize
+from pencil.models.build import normalize
 from pencil.models.vit import ViTConfig
 
 SQUARE = ViTConfig(image_size=(37, 37), patch=(37, 37), channels=3)

@@ -103,7 +103,7 @@ def test_captured_steps_generate_what_eager_ones_do(kind):
 
 def test_an_older_graph_that_is_garbage_does_not_end_a_capture():
     """Python collects garbage at any allocation; CUDA destroys no graph while a stream is capturing."""
-    from pencil.inference.captured import Captured
+    from pencil.inference.cuda_graph import Captured
 
     def function(x):
         for _ in range(100_000):  # enough cycles of references for the collector to start many times

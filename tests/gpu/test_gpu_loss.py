@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from conftest import unchecked
 from pencil.families import create
-from pencil.train.losses import vocabulary as losses
-from pencil.train.losses.vocabulary import linear_cross_entropy, softmax_loss_
+from pencil.train.losses import cross_entropy as losses
+from pencil.train.losses.cross_entropy import linear_cross_entropy, softmax_loss_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
 TOKENS, WIDTH, VOCAB = 1301, 72, 50257

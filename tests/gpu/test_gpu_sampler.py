@@ -5,7 +5,7 @@ import torch
 
 from conftest import unchecked
 from pencil.families import create
-from pencil.inference.captured import Captured
+from pencil.inference.cuda_graph import Captured
 from pencil.inference.diffusion import classifier_free_guidance, draw_noise, make_process, sample_steps
 from pencil.inference.image_sampling import sample_images
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from conftest import unchecked
 from pencil.config import UserError
 from pencil.learn.check.check import DESPITE, FOLLOWS, RIGHT, ROUNDED, WRONG, check, check_text, count, shipped
+from pencil.learn.check.example_file import number
 from pencil.learn.check.formula import names, read, work_out
 from pencil.learn.check.functions import FUNCTIONS
-from pencil.learn.check.published import number
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ from conftest import call, unchecked
 from pencil.config import UserError
 from pencil.cost.count import count
 from pencil.families import FAMILIES
-from pencil.learn.check import counted  # noqa: F401  (imported before the watch)
+from pencil.learn.check import preset_costs  # noqa: F401  (imported before the watch)
 from pencil.learn.check.check import check_text
 from pencil.learn.check.claims import SHOWN, WRONG
 from pencil.learn.check.formula import read, work_out
 from pencil.learn.check.functions import COUNT
-from pencil.learn.check.limits import WORK, limited
+from pencil.learn.check.resource_limits import WORK, limited
 
 CLAIM = '[inputs]\nx = [1, 2]\n\n[[claim]]\ntext = "The sum is {}."\nformula = "sum(x) == {}"\nline = 7\n'
 

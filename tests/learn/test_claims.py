@@ -19,7 +19,7 @@ from pencil.learn import katas, lab
 from pencil.learn.check.check import check, check_text, shipped
 from pencil.learn.check.claims import NOT_SHOWN, SHOWN, WRONG, count_claims
 from pencil.learn.lab.claims_attention import measure_scaling
-from pencil.learn.lab.run import FIRST
+from pencil.learn.lab.runner import FIRST
 from pencil.learn.worked.examples import EXAMPLES
 
 WALKS = files("pencil") / "examples" / "walks"

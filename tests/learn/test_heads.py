@@ -15,7 +15,7 @@ from pencil.cli.main import main
 from pencil.core.probe import Probe
 from pencil.data.tokenizers.tokenizer import CharTokenizer
 from pencil.families import configure, create, family
-from pencil.inference.attention_layouts import all_scores, chances, line, repeated, windows
+from pencil.inference.head_patterns import all_scores, chances, line, repeated, windows
 from pencil.learn.heads import show
 from pencil.learn.heads.inputs import head_inputs, separators
 from pencil.learn.heads.scores import DRAWS, FEWEST, measure, observe, untrained

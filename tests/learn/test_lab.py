@@ -19,14 +19,13 @@ from pencil.core.cache import Cache
 from pencil.core.probe import Probe
 from pencil.learn.lab import claim_of, claims
 from pencil.learn.lab import claims_blocks as residual
-from pencil.learn.lab import claims_order as order
+from pencil.learn.lab import claims_positions as order
+from pencil.learn.lab.ablations import post_norm, without_norms, without_positions, without_skips
 from pencil.learn.lab.claim import Claim, Curve, Prediction
 from pencil.learn.lab.claims_attention import pattern_of, time_next_token
 from pencil.learn.lab.claims_blocks import scaled_gpt
-from pencil.learn.lab.finding import find, interval, number, two_sided_quantile, verdict
-from pencil.learn.lab.removals import post_norm, without_norms, without_positions, without_skips
 from pencil.learn.lab.report import table, write_all, write_claim
-from pencil.learn.lab.run import FIRST, Plan, append, as_json, run
+from pencil.learn.lab.runner import FIRST, Plan, append, as_json, run
 from pencil.learn.lab.training import (
     generator,
     grammar,
@@ -37,6 +36,7 @@ from pencil.learn.lab.training import (
     seeded,
     train,
 )
+from pencil.learn.lab.verdict import find, interval, number, two_sided_quantile, verdict
 from pencil.models.gpt import GPT, GPTConfig
 
 MINE = "scaling residual layernorm pre-norm positions causal-mask warm-up embedding-scale kv-cache".split()

@@ -11,10 +11,10 @@ import pytest
 from conftest import call
 from pencil.learn.lab import claim_of, resume
 from pencil.learn.lab import claims_blocks as residual
+from pencil.learn.lab.ablations import without_norms, without_skips
 from pencil.learn.lab.claim import Claim, Curve, Prediction
 from pencil.learn.lab.claims_attention import measure_scaling
-from pencil.learn.lab.removals import without_norms, without_skips
-from pencil.learn.lab.run import Plan
+from pencil.learn.lab.runner import Plan
 
 WORDS = ("lab", "all", "--quick", "--seeds", "3", "--out", "out")
 
@@ -45,7 +45,7 @@ def known(monkeypatch, tmp_path):
         )  # fmt: skip
     monkeypatch.setattr("pencil.learn.lab.claims", lambda: found)
     monkeypatch.setattr("pencil.learn.lab.claim_of", found.get)
-    monkeypatch.setattr("pencil.learn.lab.run.WORKERS", 0)
+    monkeypatch.setattr("pencil.learn.lab.runner.WORKERS", 0)
     monkeypatch.setattr("pencil.learn.lab.report.figure", lambda result: b"")
     monkeypatch.chdir(tmp_path)
     return found

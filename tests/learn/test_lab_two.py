@@ -16,7 +16,7 @@ from pencil.learn.lab import claims
 from pencil.learn.lab import claims_attention as attention
 from pencil.learn.lab import claims_blocks as blocks
 from pencil.learn.lab import claims_images as images
-from pencil.learn.lab import claims_order as order
+from pencil.learn.lab import claims_positions as order
 from pencil.learn.lab.training import Blocks, RecallModel, exact_match, generator, recall_batch
 
 NAMES = "heads heads-cost qkv ffn switch swap batchnorm ada-zero rnn-time rnn-gradient rnn-recall".split()

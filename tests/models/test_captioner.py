@@ -23,7 +23,7 @@ from pencil.inference.sampling import Sampling
 from pencil.models.captioner import attention_maps
 from pencil.models.gpt import GPTConfig
 from pencil.models.vit import ViTConfig
-from pencil.train.losses.vocabulary import next_token
+from pencil.train.losses.cross_entropy import next_token
 from small_models import SCHEMES
 
 SIZES = small_models.SIZES["captioner"]

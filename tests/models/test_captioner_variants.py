@@ -25,7 +25,7 @@ from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
 from pencil.models.captioner import CaptionerConfig, attention_maps
 from pencil.runs.run import Loaded
-from pencil.train.losses.vocabulary import next_token
+from pencil.train.losses.cross_entropy import next_token
 from traced import disagreeing
 
 SCHEMES = ("learned", "sinusoidal", "rope", "alibi", "shaw", "t5", "none")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pencil.core.probe import Probe
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 from pencil.families import create, family
 from pencil.models.captioner import CaptionerConfig
 from pencil.models.gpt import GPTConfig

@@ -9,7 +9,7 @@ from pencil.config import UserError
 from pencil.core.masks import NOWHERE
 from pencil.core.probe import Probe, declared
 from pencil.families import FAMILIES, configure, create, family
-from pencil.train.losses.vocabulary import next_token
+from pencil.train.losses.cross_entropy import next_token
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 from small_models import KINDS, SIZES, SOME_DITS, conditions, noised, padded, pictures, tiny, tokens

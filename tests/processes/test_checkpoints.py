@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from pencil.collectives.processes import process_group, world, all_gather
 from pencil.train.loop import checkpoint
-from pencil.train.parallel import shards
+from pencil.train.parallel import dtensor_files
 
 verb, kind, step = sys.argv[1:4]
 run, step = Path("run"), int(step)
@@ -42,8 +42,8 @@ with process_group(torch.device("cpu")) as here:
             adam.zero_grad()
         tensors = {f"model.{n}": t for n, t in model.state_dict().items()}
         tensors |= {f"optim.{names[p]}.{k}": v for p, s in adam.state.items() for k, v in s.items()}
-        pieces = shards.own_pieces(tensors, here.is_rank0)
-        copies, copied = shards.HostCopy().take({n: p.tensor for n, p in pieces.items()})
+        pieces = dtensor_files.own_pieces(tensors, here.is_rank0)
+        copies, copied = dtensor_files.HostCopy().take({n: p.tensor for n, p in pieces.items()})
         with torch.no_grad():
             for p in model.parameters():
                 p.zero_()  # training goes on
@@ -63,7 +63,7 @@ with process_group(torch.device("cpu")) as here:
                     moment = kept.tensors.like(f"optim.{name}.exp_avg", parameter)
                     assert type(moment) is type(parameter.data), (type(moment), type(parameter))
                     parameter.add_(moment)
-        found = {n: t.full_tensor() if shards.is_dtensor(t) else t for n, t in model.state_dict().items()}
+        found = {n: t.full_tensor() if dtensor_files.is_dtensor(t) else t for n, t in model.state_dict().items()}
         if here.is_rank0:
             for name, tensor in found.items():
                 print(name, tensor.flatten().tolist())
@@ -242,7 +242,7 @@ from pathlib import Path
 import torch
 from pencil.collectives.processes import OtherRankFailed, process_group, world
 from pencil.train.loop import checkpoint
-from pencil.train.parallel import shards
+from pencil.train.parallel import dtensor_files
 
 def fail(path, *_):
     path.write_bytes(b"half")
@@ -254,7 +254,7 @@ with process_group(torch.device("cpu")) as here:
             checkpoint.write_file = fail
         tensor = torch.full((3,), float(here.rank))
         try:
-            checkpoint.write(Path("run"), step, {"a": tensor}, {}, 2, {"a": shards.Cut(0, 3 * here.rank, 6)})
+            checkpoint.write(Path("run"), step, {"a": tensor}, {}, 2, {"a": dtensor_files.Cut(0, 3 * here.rank, 6)})
         except (OSError, KeyError, OtherRankFailed) as error:
             print(type(error).__name__, getattr(error, "errno", None))
 """

@@ -312,7 +312,7 @@ def test_a_process_makes_its_rows_alone_and_they_are_those_of_the_batch(tmp_path
     for rank in range(4):
         task, decoded = image_task(name, folder, **augmented, **train), []
         monkeypatch.setattr(
-            "pencil.data.images.examples.decode", lambda *a, found=decoded: found.append(1) or decoding.decode(*a)
+            "pencil.data.images.datasets.decode", lambda *a, found=decoded: found.append(1) or decoding.decode(*a)
         )
         own = own_batch(task, 3, 1, World(rank, 4, rank))
         assert 0 < len(decoded) <= 2 * (1 + mixed)

@@ -12,8 +12,8 @@ from pencil.api.run_setup import prepare, train_config
 from pencil.collectives.processes import process_group, world
 from pencil.families import family
 from pencil.train.loop.trainer import Trainer
-from pencil.train.losses import vocabulary as losses
-from pencil.train.losses.vocabulary import fuses
+from pencil.train.losses import cross_entropy as losses
+from pencil.train.losses.cross_entropy import fuses
 from pencil.train.recompute import model_blocks
 from pencil.train.task import Request
 

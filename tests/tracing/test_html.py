@@ -14,8 +14,8 @@ import torch
 from pencil.families import configure, create
 from pencil.learn.worked.examples import example
 from pencil.tracing import html
-from pencil.tracing.functions import FUNCTIONS
 from pencil.tracing.live_trace import trace
+from pencil.tracing.plan_functions import FUNCTIONS
 from pencil.tracing.receipt import format_number, receipt
 from pencil.tracing.trace import Trace
 from traced import unchecked

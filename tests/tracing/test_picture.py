@@ -12,11 +12,11 @@ from pencil.config import UserError
 from pencil.data.tokenizers.tokenizer import learn
 from pencil.families import create
 from pencil.families.captioner import trace_image
-from pencil.inference.attention_maps import caption_attention
+from pencil.inference.attention_overlays import caption_attention
 from pencil.learn.worked.examples import EXAMPLES
 from pencil.models.captioner import CaptionerConfig
 from pencil.runs.run import Loaded
-from pencil.tracing import picture
+from pencil.tracing import attention_heatmaps
 from pencil.tracing.live_trace import trace
 from traced import stirred, theirs, traced
 
@@ -57,12 +57,12 @@ DRAWN = "vit-4x4", "vit-text", "mha-demo", "kv-cache", "adaln"  # the others are
     "name", [name if name in DRAWN else pytest.param(name, marks=pytest.mark.long) for name in EXAMPLES]
 )
 def test_every_example_can_be_drawn(name):
-    assert opened(picture.attention(traced(f"example:{name}"))).std() > 5
+    assert opened(attention_heatmaps.attention(traced(f"example:{name}"))).std() > 5
 
 
 def test_the_heat_maps_hold_the_values_of_the_trace(figures):
     found = traced("example:vit-4x4")
-    picture.attention(found)
+    attention_heatmaps.attention(found)
     (figure,) = figures
     drawn = maps(figure)
     assert len(drawn) == 2
@@ -80,7 +80,7 @@ def test_the_heat_maps_hold_the_values_of_the_trace(figures):
 
 def test_scores_are_drawn_as_far_below_nothing_as_above(figures):
     found = traced("example:nanogpt-block")
-    picture.attention(found, "blocks.0.attn.scores")
+    attention_heatmaps.attention(found, "blocks.0.attn.scores")
     (image,) = maps(figures[0])
     scores = found["blocks.0.attn.scores"].value[0, 0]
     shown = np.ma.filled(np.ma.asarray(image.get_array()), np.nan)
@@ -92,8 +92,8 @@ def test_scores_are_drawn_as_far_below_nothing_as_above(figures):
 
 def test_the_last_pattern_is_drawn_when_none_is_named(figures):
     found = traced("gpt learned")
-    assert picture.last_pattern(found) == "blocks.1.attn.pattern"
-    picture.attention(found)
+    assert attention_heatmaps.last_pattern(found) == "blocks.1.attn.pattern"
+    attention_heatmaps.attention(found)
     np.testing.assert_array_equal(
         np.asarray(maps(figures[0])[1].get_array()), found["blocks.1.attn.pattern"].value[0, 1]
     )
@@ -101,19 +101,19 @@ def test_the_last_pattern_is_drawn_when_none_is_named(figures):
 
 def test_a_part_can_be_drawn(figures):
     found = traced("gpt learned")
-    picture.attention(found, "blocks.0.attn.pattern[1,1]")
+    attention_heatmaps.attention(found, "blocks.0.attn.pattern[1,1]")
     (image,) = maps(figures[0])
     np.testing.assert_array_equal(np.asarray(image.get_array()), found["blocks.0.attn.pattern"].value[1, 1])
 
 
 def test_other_peoples_attention_can_be_drawn():
     model, _, given = theirs("gpt2")
-    assert opened(picture.attention(trace(model, **given))).std() > 5
+    assert opened(attention_heatmaps.attention(trace(model, **given))).std() > 5
 
 
 def test_many_heads_and_many_tokens(figures):
     found = trace(lambda x: x.softmax(-1), torch.randn(1, 9, 50, 50, generator=torch.Generator().manual_seed(0)))
-    opened(picture.attention(found, "output"))
+    opened(attention_heatmaps.attention(found, "output"))
     assert len(maps(figures[0])) == 9
     assert not figures[0].axes[0].texts
 
@@ -134,7 +134,7 @@ def overlaid(monkeypatch):
 @pytest.mark.parametrize("query, row", [("cls", 0), ("patch 3", 3), ("2", 2), ("-1", 4)])
 def test_one_query_over_the_picture(overlaid, query, row):
     found = traced("example:vit-4x4")
-    opened(picture.attention(found, None, query))
+    opened(attention_heatmaps.attention(found, None, query))
     np.testing.assert_array_equal(overlaid["weights"], found["attn.pattern"].value[0, :, row, 1:].reshape(2, 2, 2))
     assert overlaid["titles"] == ["head 1", "head 2"]
     # brighter as the image is
@@ -168,16 +168,16 @@ def captioned(captioner):
 ])  # fmt: skip
 def test_a_words_query_is_the_step_that_produced_it(captioned, overlaid, query, row):
     assert captioned.labels["T"][8:] == ["begin", "a", "b", "a", "c"]
-    opened(picture.attention(captioned, None, query))
+    opened(attention_heatmaps.attention(captioned, None, query))
     pattern = captioned["blocks.1.attn.pattern"].value
     np.testing.assert_array_equal(overlaid["weights"], pattern[0, :, row, 1:7].reshape(5, 2, 3))
 
 
 def test_the_first_token_was_produced_by_no_step(captioned):
     with pytest.raises(UserError, match="begin is the first token, which no step produced: choose a word after it"):
-        picture.attention(captioned, None, "begin")
+        attention_heatmaps.attention(captioned, None, "begin")
     with pytest.raises(UserError, match="no token is called a#3; did you mean a#2"):
-        picture.attention(captioned, None, "a#3")
+        attention_heatmaps.attention(captioned, None, "a#3")
 
 
 def test_trace_and_sample_draw_the_same_attention(captioner, captioned, overlaid, monkeypatch):
@@ -189,14 +189,14 @@ def test_trace_and_sample_draw_the_same_attention(captioner, captioned, overlaid
     for word, panel in zip(words, panels, strict=True):
         mean = np.zeros_like(panel)
         for block in range(2):
-            picture.attention(captioned, f"blocks.{block}.attn.pattern", word)
+            attention_heatmaps.attention(captioned, f"blocks.{block}.attn.pattern", word)
             mean += overlaid["weights"].mean(0) / 2
         np.testing.assert_allclose(mean, panel, rtol=1e-4)
 
 
 def test_all_panels_have_one_scale_and_one_colour(captioned, figures):
     """The same attention is the same orange in every panel, whatever the largest of the panel is."""
-    picture.attention(captioned, None, "b")
+    attention_heatmaps.attention(captioned, None, "b")
     weights = captioned["blocks.1.attn.pattern"].value[0, :, 9, 1:7].reshape(5, 2, 3)
     overlaid = [axes.images[1].get_array() for axes in figures[0].axes if len(axes.images) > 1]
     assert len(overlaid) == 5
@@ -204,7 +204,7 @@ def test_all_panels_have_one_scale_and_one_colour(captioned, figures):
         np.testing.assert_allclose(panel[..., 3], 0.75 * values / weights.max(), rtol=1e-6)
         assert (np.asarray(panel[..., :3]) == draw.ORANGE).all()
     assert f"full at {weights.max():.1%}" in figures[0].axes[0].get_xlabel()
-    picture.attention(captioned)
+    attention_heatmaps.attention(captioned)
     drawn = maps(figures[1])
     assert len({image.get_clim() for image in drawn}) == 1
     assert {image.get_cmap().name for image in drawn} == {"attention"}
@@ -212,7 +212,7 @@ def test_all_panels_have_one_scale_and_one_colour(captioned, figures):
 
 
 def test_a_captioners_query_is_a_word():
-    assert opened(picture.attention(traced("example:vit-text"), None, "dark")).std() > 5
+    assert opened(attention_heatmaps.attention(traced("example:vit-text"), None, "dark")).std() > 5
 
 
 @pytest.mark.parametrize("name, query, message", [
@@ -224,7 +224,7 @@ def test_a_captioners_query_is_a_word():
 ])  # fmt: skip
 def test_queries_that_cannot_be_drawn(name, query, message):
     with pytest.raises(UserError, match=message):
-        picture.attention(traced(name), None, query)
+        attention_heatmaps.attention(traced(name), None, query)
 
 
 @pytest.mark.parametrize("of, message", [
@@ -233,24 +233,24 @@ def test_queries_that_cannot_be_drawn(name, query, message):
 ])  # fmt: skip
 def test_tensors_that_cannot_be_drawn(of, message):
     with pytest.raises(UserError, match=message):
-        picture.attention(traced("example:vit-4x4"), of)
+        attention_heatmaps.attention(traced("example:vit-4x4"), of)
 
 
 def test_no_attention_to_draw():
     with pytest.raises(UserError, match="no attention pattern; choose a tensor to draw by --of"):
-        picture.attention(trace(lambda x: x * 2, torch.ones(2, 2)))
+        attention_heatmaps.attention(trace(lambda x: x * 2, torch.ones(2, 2)))
 
 
 def test_a_picture_with_nothing_in_it_is_refused():
     found = trace(lambda x: x[:0] * 2, torch.ones(2, 2))
     with pytest.raises(UserError):
-        picture.attention(found, "output")
+        attention_heatmaps.attention(found, "output")
 
 
 def test_the_curve_of_deviations(figures):
     from pencil.learn.worked.examples import deviations
 
-    opened(picture.curve(deviations()))
+    opened(attention_heatmaps.curve(deviations()))
     lines = {line.get_label(): line for line in figures[0].axes[0].lines}
     widths, plain, scaled = zip(*deviations(), strict=True)
     plotted = [line.get_ydata() for line in lines.values() if len(line.get_ydata()) == 5]

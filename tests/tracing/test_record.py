@@ -15,7 +15,7 @@ from pencil.config import UserError
 from pencil.core.notation import Notation
 from pencil.core.probe import Probe, declared
 from pencil.learn.worked.examples import EXAMPLES
-from pencil.tracing import live_trace, traced_model
+from pencil.tracing import live_trace, recording
 from pencil.tracing.live_trace import LiveTrace, trace
 from traced import OURS, disagreeing, holds, ours, stirred, theirs, traced, unchecked, words
 
@@ -393,8 +393,8 @@ def test_an_edit_of_a_model_that_writes_into_its_input():
 
 
 def test_an_edited_trace_can_be_kept(plain, tmp_path):
-    from pencil.tracing.file import write
     from pencil.tracing.trace import read
+    from pencil.tracing.trace_file import write
 
     found = plain.edit("blocks.0.attn.pattern[:, 1]", 0)
     write(found, tmp_path / "a.safetensors")
@@ -581,7 +581,7 @@ def test_a_stream_written_in_place_around_its_blocks():
 def test_what_is_kept_follows_from_the_budget(monkeypatch):
     model, inputs = ours("gpt learned")
     assert "blocks.0.attn.pattern" in trace(model, *inputs).graph.names
-    for module in (live_trace, traced_model):
+    for module in (live_trace, recording):
         monkeypatch.setattr(module, "BUDGET", 20_000)
     small = trace(model, *inputs)
     assert "blocks.0.attn.pattern" not in small.graph.names

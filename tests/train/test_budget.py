@@ -22,10 +22,10 @@ from pencil.config import UserError
 from pencil.families import FAMILIES, family
 from pencil.progress import track
 from pencil.runs.run import Run
-from pencil.train.loop import checkpoint, pace
+from pencil.train.loop import checkpoint, time_budget
 from pencil.train.loop import trainer as loop
-from pencil.train.loop.pace import Budget, Pace, plans_of, with_plans
 from pencil.train.loop.report import Metrics
+from pencil.train.loop.time_budget import Budget, Pace, plans_of, with_plans
 from pencil.train.schedule import factor, step_of_first_plan
 from pencil.train.settings import TrainConfig
 from training import Killed, bits, interrupt_after, kill_after
@@ -89,7 +89,7 @@ def at(monkeypatch):
             made.checkpointer.write_weights = lambda facts: None
         made.update, made.task.evaluate, made.checkpointer.save = timed_update, timed_evaluation, timed_save
         monkeypatch.setattr(loop, "plot_losses", lambda run: machine.work(machine.rest / 2))
-        monkeypatch.setattr(pace, "clock", machine)
+        monkeypatch.setattr(time_budget, "clock", machine)
         made.began = START
         return made
 
@@ -109,7 +109,7 @@ def whole_time(config, budget):
 def test_the_steps_of_a_plan_take_as_long_as_the_budget(chosen, monkeypatch):
     rng = random.Random(3)
     for _ in range(13):
-        monkeypatch.setattr(pace, "clock", lambda: START)
+        monkeypatch.setattr(time_budget, "clock", lambda: START)
         budget = Budget(rng.uniform(1, 10), START)
         budget.updates, budget.busy, budget.plot = 3, rng.uniform(0.03, 1.5), rng.uniform(0, 0.5)
         budget.count_evaluation(rng.uniform(0.0, 3.0), rng.uniform(0.0, 0.5))
@@ -286,7 +286,7 @@ def test_an_evaluation_that_writes_no_weights_does_not_forget_how_long_a_checkpo
         kill_after(made(), 23).train()
     again = made(run=Run.open(folder), **decided(folder))
     assert again.train().finished
-    assert again.state.budget.save == pytest.approx(pace.CHECKPOINT_PER_WEIGHTS * 0.3, rel=0.1)
+    assert again.state.budget.save == pytest.approx(time_budget.CHECKPOINT_PER_WEIGHTS * 0.3, rel=0.1)
 
 
 @pytest.mark.usefixtures("fast_training")
@@ -333,7 +333,7 @@ def test_the_rate_makes_no_jump_at_a_plan_and_has_decayed_at_the_last_step(sched
 
 
 def test_a_budget_without_room_for_a_step_is_refused(monkeypatch):
-    monkeypatch.setattr(pace, "clock", lambda: START)
+    monkeypatch.setattr(time_budget, "clock", lambda: START)
     budget = Budget(1.0, START - 3)
     budget.updates, budget.busy = 1, 2.0
     budget.count_evaluation(64.0, 0.1)
@@ -355,7 +355,7 @@ def test_far_too_few_steps_for_a_preset_are_announced(name, monkeypatch):
     task = type("Made", (), {"family": record})
     assert train_run.usual_steps(run, task) == usual
     assert train_run.usual_steps(type("Made", (), {"config": {"run": {"preset": preset, "from": "a"}}}), task) is None
-    monkeypatch.setattr(pace, "clock", lambda: START)
+    monkeypatch.setattr(time_budget, "clock", lambda: START)
     budget = Budget(4.0, START)
     budget.updates, budget.busy = 1, 2.7
     assert budget.too_few(usual // 10, usual, preset, name) is None
@@ -410,7 +410,7 @@ def test_a_budget_that_was_killed_before_its_first_plan_is_planned_anew(tmp_path
 @pytest.mark.usefixtures("light")
 def test_a_budget_from_the_command_line(tmp_path, notes, monkeypatch):
     ticks = iter(range(10**9))
-    monkeypatch.setattr(pace, "clock", lambda: 0.25 * next(ticks))  # each look at it takes a quarter of a second
+    monkeypatch.setattr(time_budget, "clock", lambda: 0.25 * next(ticks))  # each look at it takes a quarter of a second
     monkeypatch.setattr("pencil.cli.train.began", lambda: 0.0)
     out, words = tmp_path / "run", ("--data", notes, *TINY, "--train.minutes", "0.5", "--train.eval_batches", "1")
     made = call("train", "gpt", *words, "--out", out)
@@ -465,7 +465,7 @@ def test_the_time_counts_from_the_start_of_the_command_or_the_call(tmp_path, not
         main([*words, str(tmp_path / "b")])
     assert found["began"] == START
     clock = Machine(MACHINES["steady"])
-    monkeypatch.setattr(pace, "clock", clock)
+    monkeypatch.setattr(time_budget, "clock", clock)
     usual = train_run.start_training
     monkeypatch.setattr(train_run, "start_training", lambda *given: clock.work(31.0) or usual(*given))
     with pytest.raises(Began):
@@ -479,7 +479,7 @@ def test_the_time_counts_from_the_start_of_the_command_or_the_call(tmp_path, not
 
 def test_a_process_that_is_started_again_does_not_count_its_time_twice(monkeypatch):
     clock = Machine(MACHINES["steady"])
-    monkeypatch.setattr(pace, "clock", clock)
+    monkeypatch.setattr(time_budget, "clock", clock)
     first = Budget(1.0, START, {"used": 7.0, "command": 3.0})
     clock.now += 11
     state = json.loads(json.dumps(first.state()))
@@ -495,12 +495,12 @@ def test_processes_with_other_clocks_follow_the_plans_of_the_first(tmp_path, not
     script = f"""
 import sys; sys.path[:0] = {[str(Path(__file__).parents[1] / name) for name in ("train", ".", "helpers")]!r}
 from pencil.collectives.processes import process_group, world
-from pencil.train.loop import pace
+from pencil.train.loop import time_budget
 from test_budget import Machine, START, UNDECIDED, trainer
 from pencil.runs.run import Run
 import torch
 machine = Machine(lambda t: 1 + t / 30, 1.1 if world().is_rank0 else 1e-3)
-pace.clock = machine
+time_budget.clock = machine
 with process_group(torch.device("cpu")):
     folder = __import__("pathlib").Path(sys.argv[1])
     made = trainer(folder, sys.argv[2], run=Run.open(folder), **UNDECIDED, batch=6, exact=True)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from conftest import unchecked
 from pencil import draw
 from pencil.config import UserError, build
-from pencil.data.images.examples import ArrayExamples
+from pencil.data.images.datasets import ArrayExamples
 from pencil.families import family
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Request

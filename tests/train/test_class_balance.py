@@ -14,7 +14,7 @@ from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError, build
 from pencil.core.span import Span
 from pencil.families import family
-from pencil.models.parts import normalize
+from pencil.models.build import normalize
 from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Request

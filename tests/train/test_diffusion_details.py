@@ -10,7 +10,7 @@ from torch import nn
 from conftest import unchecked
 from pencil import draw
 from pencil.api.run_setup import train_config
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 from pencil.families import family
 from pencil.inference.autoencoder import Autoencoder
 from pencil.train.task import Request, random_of

@@ -10,7 +10,7 @@ from conftest import call
 from pencil.config import UserError
 from pencil.families import FAMILIES
 from pencil.runs.run import Run
-from pencil.train.frozen import describe_parts, freeze_parameters, frozen_names
+from pencil.train.freezing import describe_parts, freeze_parameters, frozen_names
 from pencil.train.loop.ema import ExponentialMovingAverage
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig

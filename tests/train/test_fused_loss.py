@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from pencil.core.span import Span
 from pencil.families import create
-from pencil.train.losses import vocabulary as losses
-from pencil.train.losses.vocabulary import linear_cross_entropy
+from pencil.train.losses import cross_entropy as losses
+from pencil.train.losses.cross_entropy import linear_cross_entropy
 
 TOKENS, WIDTH, VOCAB = 23, 7, 41
 

@@ -17,9 +17,9 @@ from pencil.api.run_setup import new_run, settings_of
 from pencil.api.train import train_to_end
 from pencil.api.training_request import TrainingRequest
 from pencil.config import build
-from pencil.data.images import loading as images
+from pencil.data.images import open_images as images
 from pencil.data.images.augment import ImageTransform
-from pencil.data.images.examples import ArrayExamples
+from pencil.data.images.datasets import ArrayExamples
 from pencil.data.tokenizers.tokenizer import learn
 from pencil.families import family
 from pencil.runs.run import Run

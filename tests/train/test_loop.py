@@ -25,7 +25,7 @@ from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
 from pencil.train.loop.report import Metrics
 from pencil.train.loop.trainer import Stopping, Trainer, interruptible
-from pencil.train.losses import vocabulary as losses
+from pencil.train.losses import cross_entropy as losses
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Preview, Task, random_of
 from pencil.train.tasks.language_modeling import LanguageModeling

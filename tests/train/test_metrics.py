@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pencil.train.model_selection import higher_headline
 from pencil.train.tasks.metrics import (
     ClassPredictions,
     character_error_rate,
@@ -20,7 +21,6 @@ from pencil.train.tasks.metrics import (
     is_detail,
     wilson_interval,
 )
-from pencil.train.validation import higher_headline
 
 few = st.text("abc", max_size=7)
 any_text = st.text(max_size=97)

@@ -3,7 +3,7 @@ import torch
 
 from pencil.families import create
 from pencil.models.gpt import GPTConfig
-from pencil.train.losses.vocabulary import next_token
+from pencil.train.losses.cross_entropy import next_token
 from pencil.train.optim import Muon, load_state_tensors, make_optimizers, orthogonalise, state_tensors
 from pencil.train.settings import TrainConfig
 

@@ -10,7 +10,7 @@ from pencil.families import configure, create, family
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
 from pencil.train.loop.checkpointer import _has_dropout, differences_of_machine
-from pencil.train.loop.identity import Change, differences
+from pencil.train.loop.resume_changes import Change, differences
 from pencil.train.settings import TrainConfig
 
 

@@ -15,14 +15,14 @@ from pencil.runs.files import Manifest, RunFiles, list_checkpoints
 from pencil.tensors import torch_dtypes
 from pencil.train.loop import checkpoint
 from pencil.train.loop.checkpointer import BackgroundWriter
-from pencil.train.parallel import shards
+from pencil.train.parallel import dtensor_files
 
 
 def test_a_file_has_the_bytes_that_the_safetensors_library_writes(tmp_path):
     torch.manual_seed(0)
     tensors = {f"{word}.{name}": torch.randn(3, 5).to(dtype) for name, dtype in torch_dtypes().items() for word in "ba"}
     tensors |= {"scalar": torch.tensor(7.0), "none": torch.empty(0, 11), "turned": torch.randn(5, 7).mT}
-    shards.write_file(tmp_path / "one", tensors)
+    dtensor_files.write_file(tmp_path / "one", tensors)
     assert (tmp_path / "one").read_bytes() == save({n: t.contiguous() for n, t in tensors.items()}, {"format": "pt"})
 
 
@@ -150,8 +150,8 @@ def cut(tmp_path, pieces, step=1):
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps({"step": step}))
     for rank, tensors in enumerate(pieces):
-        cuts = {n: shards.Cut(*place) for n, (_, place) in tensors.items() if place}
-        shards.write_file(
+        cuts = {n: dtensor_files.Cut(*place) for n, (_, place) in tensors.items() if place}
+        dtensor_files.write_file(
             folder / f"shard-{rank:05d}.safetensors", {n: t for n, (t, _) in tensors.items()}, cuts or None
         )
     files = {path.name: entry_of(path.read_bytes()) for path in folder.iterdir()}
@@ -199,7 +199,7 @@ def test_an_impossible_list_of_pieces_is_refused(tmp_path, places):
     path = tmp_path / "one"
     path.write_bytes(save({"a": torch.zeros(4, 5)}, {"pieces": places}))
     with pytest.raises(UserError, match="one is damaged: its list of pieces cannot be read"):
-        shards.Pieces([path])
+        dtensor_files.Pieces([path])
 
 
 def test_a_huge_whole_takes_no_memory(tmp_path):

@@ -22,8 +22,8 @@ from pencil.train.loop import checkpoint, evaluator
 from pencil.train.loop import trainer as loop
 from pencil.train.loop.evaluator import Evaluator
 from pencil.train.loop.report import Metrics, numbers
+from pencil.train.model_selection import Amount, Validation
 from pencil.train.settings import TrainConfig
-from pencil.train.validation import Amount, Validation
 from training import bits, interrupt_after
 
 PACE = dict(steps=12, eval_every=6, batch=2, eval_batches=7)

@@ -14,7 +14,7 @@ from test_translation import words
 from albums import photos
 from pencil.api.run_setup import train_config
 from pencil.config import UserError, build
-from pencil.data.tables.dates import Dates
+from pencil.data.tables.generated_dates import Dates
 from pencil.data.text import text_data as text
 from pencil.families import configure, family
 from pencil.train.loop import nonfinite

@@ -16,14 +16,14 @@ from pencil.api.run_setup import new_run
 from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError, build
 from pencil.core.masks import NOWHERE
-from pencil.data.tables.dates import Dates
+from pencil.data.tables.generated_dates import Dates
 from pencil.families import family
-from pencil.inference import attention_maps
+from pencil.inference import attention_overlays
 from pencil.inference.text_batches import beam_targets, greedy_targets, pad, source_inputs
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
 from pencil.train.loop.trainer import Trainer
-from pencil.train.losses import vocabulary as losses
+from pencil.train.losses import cross_entropy as losses
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Request, Task, random_of
 from pencil.train.tasks.translation import Translation
@@ -329,7 +329,7 @@ def test_the_attention_has_a_row_for_the_end_only_where_it_is_predicted(backward
     source = "abde"
     whole = greedy_targets(model, tokenizer, [source])[0]
     for text in (whole, whole[:-1], "abcde" * 9):
-        attention_maps.source_attention(model, tokenizer, source, text)
+        attention_overlays.source_attention(model, tokenizer, source, text)
         count, rows = drawn.pop()
         assert count == len(rows)
         ids = [tokenizer.end, *tokenizer.encode(text).tolist()][: task.config.context]

@@ -11,7 +11,7 @@ from conftest import unchecked
 from pencil.api.run_setup import new_run
 from pencil.api.training_request import TrainingRequest
 from pencil.core.span import Span
-from pencil.models.parts import normalize
+from pencil.models.build import normalize
 from pencil.train.loop.trainer import Trainer
 from pencil.train.optim import Muon
 

@@ -14,11 +14,11 @@ from test_pickled import Executed
 
 from conftest import call
 from pencil.config import UserError
-from pencil.data.images import loading as images
-from pencil.data.images.loading import read_idx
+from pencil.data.images import open_images as images
+from pencil.data.images.open_images import read_idx
 from pencil.data.tables import pairs
 from pencil.data.text.corpus import find
-from pencil.data.tokenizers.folders import find_tokenizer
+from pencil.data.tokenizers.from_checkpoint import find_tokenizer
 from pencil.tensors import write_tensors
 from pencil.weights.checkpoint_files import open_checkpoint
 

@@ -13,7 +13,7 @@ from conftest import unchecked
 from pencil.api.interchange.parity import compare
 from pencil.config import UserError
 from pencil.families.family import FAMILIES
-from pencil.models.parts import make_positions
+from pencil.models.build import make_positions
 from pencil.weights.maps import COMMON, MAPPED, Only, Source, load
 
 KINDS = {

@@ -14,7 +14,7 @@ from ..device import pick_device
 from ..families.family import family
 from ..families.vit import FAMILY as CLASSIFIER
 from ..files import check_inside
-from ..models.parts import check_finite
+from ..models.build import check_finite
 from ..runs.run import Run
 from ..train.loop import checkpoint
 from ..train.loop.report import shown_progress

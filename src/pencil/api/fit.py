@@ -16,7 +16,7 @@ from ..console import note
 from ..device import pick_device, random_state_kept
 from ..runs.run import Run
 from ..train import task as base
-from ..train.loop import pace
+from ..train.loop import time_budget
 from ..train.loop.state import Trained
 from ..train.loop.trainer import Trainer
 from ..train.settings import OPTIONAL, TrainConfig, check_final_rate, check_patience, fit_warmup, resumed, with_budget
@@ -71,7 +71,7 @@ def fit(
     The optimizer is AdamW without weight decay unless others are given. With `resume` the run that is in the folder
     goes on from its newest checkpoint, to the same bits as if it had never stopped; without one it starts.
     """
-    began, path, task_name = pace.clock(), Path(out), type(task).__name__
+    began, path, task_name = time_budget.clock(), Path(out), type(task).__name__
     if resume and (path / "config.toml").is_file():
         run = Run.open(path)
         if run.config["run"].get("task") != task_name:

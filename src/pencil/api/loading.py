@@ -13,7 +13,7 @@ from ..device import without_fallback_warnings
 from ..families.family import FAMILIES, Family, family
 from ..families.predictions import as_batch
 from ..inference.int8 import to_int8
-from ..models.parts import model_html
+from ..models.build import model_html
 from ..runs.files import WEIGHTS, find_run
 from ..runs.run import Loaded, Run
 from ..tensors import check_tensors

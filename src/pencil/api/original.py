@@ -7,7 +7,7 @@ the run computes. They are kept as data, in one file, and a training that starts
 import json
 from typing import Any
 
-from ..data.tokenizers.folders import SENTENCEPIECE_FILES
+from ..data.tokenizers.from_checkpoint import SENTENCEPIECE_FILES
 from ..families.family import Family
 from ..files import read_json, read_text
 from ..runs.files import ORIGINAL

@@ -13,7 +13,8 @@ from ..device import pick_device
 from ..families.family import family
 from ..runs.run import Run
 from ..train.loop import checkpoint
-from ..train.loop.identity import Change, newest_state, record_changes, review_changes
+from ..train.loop.resume_changes import Change, newest_state, record_changes, review_changes
+from ..train.model_selection import Validation
 from ..train.settings import (
     TrainConfig,
     check_final_rate,
@@ -24,7 +25,6 @@ from ..train.settings import (
     resumed,
 )
 from ..train.task import why_last
-from ..train.validation import Validation
 from .loading import open_run
 from .run_data import task_of, whole_path
 from .run_setup import Training, check_memory

@@ -23,8 +23,8 @@ from ..config import UserError
 from ..data.builtin import TEXTS
 from ..data.cache import hash_files
 from ..data.hub import PREFIX, current_form, say_current_form
-from ..data.images.examples import FileExamples
-from ..data.sources import absolute, is_several
+from ..data.images.datasets import FileExamples
+from ..data.path_patterns import absolute, is_several
 from ..families.family import Family, family
 from ..files import read_json
 from ..runs.files import DATA_RECORD

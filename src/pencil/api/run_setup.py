@@ -22,10 +22,11 @@ from ..data.tokenizers.tokenizer import Tokenizer
 from ..device import pick_device
 from ..families.family import Family
 from ..files import memory
-from ..models.parts import check_finite
+from ..models.build import check_finite
 from ..runs.files import DATA_RECORD, ORIGINAL, WEIGHTS
 from ..runs.run import Run, choose_path
-from ..train.frozen import frozen_names
+from ..train.freezing import frozen_names
+from ..train.initial_weights import Start
 from ..train.schedule import published_peak
 from ..train.settings import (
     TrainConfig,
@@ -37,7 +38,6 @@ from ..train.settings import (
     idle_patience,
     with_budget,
 )
-from ..train.start import Start
 from ..train.task import Prepared, Request, split_of, why_last
 from .loading import SETTINGS_VERSION, load_model, open_run
 from .original import origin_of

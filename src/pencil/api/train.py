@@ -31,14 +31,14 @@ from ..families.family import Family
 from ..families.family import family as record_of
 from ..progress import duration
 from ..runs.run import Run
-from ..train.frozen import blocks_with, describe_parts, freeze_parameters
-from ..train.loop import pace
+from ..train.freezing import blocks_with, describe_parts, freeze_parameters
+from ..train.loop import time_budget
 from ..train.loop.state import Trained
 from ..train.loop.trainer import Outcome, Trainer
+from ..train.model_selection import describe_highest
 from ..train.parallel.gradients import uses_bfloat16
 from ..train.settings import TrainConfig, slots_of
 from ..train.tasks.metrics import class_table, describe_accuracy
-from ..train.validation import describe_highest
 from .loading import load
 from .run_setup import Training, new_run
 from .several_processes import check_same, make_once, processes
@@ -74,7 +74,7 @@ def train(
     `from_run` is a run whose weights it begins with (--from); `freeze` names the parameters that are not trained.
     `on_step(step, metrics)` and `on_evaluation(step, metrics)` are called on the way; one that returns False stops.
     """
-    began = pace.clock()
+    began = time_budget.clock()
     file = None if config is None else read_config(config)
     if family is None and file is None:
         raise UserError('the family is missing: pencil.train("gpt", "notes.txt"), or pencil.train(config="run.toml")')

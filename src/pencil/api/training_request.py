@@ -13,8 +13,8 @@ from typing import Any
 
 from ..config import UserError, build, fitted, nearest, nearest_setting, refuse, setting_types
 from ..data.hub import FORMER, PREFIX
+from ..data.path_patterns import is_several
 from ..data.settings import DataConfig
-from ..data.sources import is_several
 from ..families.family import Family, family
 from ..files import read_toml
 from ..train.settings import NOT_DECAYING, UNDECIDED, TrainConfig, plain_names

@@ -11,8 +11,8 @@ from ..files import fingerprint
 from ..runs.files import CONTENTS, DATA_RECORD, FOLDERS, UNLISTED, Fault
 from ..runs.run import Run
 from ..train.loop import checkpoint
-from ..train.loop.identity import differences, recorded_changes, records_all_settings
 from ..train.loop.report import read_metrics
+from ..train.loop.resume_changes import differences, recorded_changes, records_all_settings
 from ..train.tasks.latents import latents_path
 from .loading import open_run
 

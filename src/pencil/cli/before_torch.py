@@ -80,8 +80,8 @@ def _check_names(record: Any, options: dict[str, str], settings: dict[str, dict[
 def _check_data(record: Any, data: str) -> None:
     """Let the reader of this kind of data refuse a path that is not there."""
     from ..data.hub import current_form
-    from ..data.images import loading as images
-    from ..data.sources import PREFIX, expand, is_several
+    from ..data.images import open_images as images
+    from ..data.path_patterns import PREFIX, expand, is_several
     from ..data.tables import pairs
     from ..data.text import corpus
 

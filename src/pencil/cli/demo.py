@@ -87,7 +87,7 @@ def strongest_attention(trace: Any) -> tuple[str, str]:
     """The cell of the last pattern with the most attention to a patch at the step that produced the second word."""
     import numpy as np
 
-    from ..tracing.picture import last_pattern
+    from ..tracing.attention_heatmaps import last_pattern
 
     name = last_pattern(trace)
     words, first = trace.labels["t"], trace.facts["first_patch"]

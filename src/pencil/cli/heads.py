@@ -64,7 +64,7 @@ def heads(
     from ..learn.heads import show
     from ..learn.heads.inputs import head_inputs, head_profile, separators
     from ..learn.heads.scores import measure
-    from ..models.parts import check_finite
+    from ..models.build import check_finite
 
     loaded = load(run, pick_device(device), "auto")
     check_finite(loaded.model.named_parameters())

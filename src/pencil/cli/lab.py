@@ -38,7 +38,7 @@ def lab(
     """
     from ..learn.lab import claim_of, claims
     from ..learn.lab.resume import writing
-    from ..learn.lab.run import Plan
+    from ..learn.lab.runner import Plan
     from .screens.lab_results import list_claims, run_plan, take_over
 
     console = Console(highlight=False)

@@ -205,9 +205,9 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
             names(opened, result_console())
             return 0
         from ..files import write_aside
-        from ..tracing import picture
-        from ..tracing.file import write as write_trace
-        from ..tracing.part import extract
+        from ..tracing import attention_heatmaps
+        from ..tracing.subgraph import extract
+        from ..tracing.trace_file import write as write_trace
         from ..tracing.xlsx import write as write_sheet
 
         part = opened
@@ -222,7 +222,7 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
                 write_sheet(exact, xlsx, of or (), progress)
             note(str(xlsx))
         if png:
-            write_aside(png, picture.attention(opened, of[0] if of else None, query))
+            write_aside(png, attention_heatmaps.attention(opened, of[0] if of else None, query))
             note(str(png))
         if out:
             write_trace(part, out)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from .probe import OFF, Probe
 from .span import Span
 
-# the schemes by the words of a setting; `models/parts.py` makes them
+# the schemes by the words of a setting; `models/build.py` makes them
 Scheme = Literal["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 
 # what coordinates are called in formulas, by the number of axes

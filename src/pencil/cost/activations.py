@@ -11,9 +11,9 @@ import torch
 
 from ..core.layers import ACTIVATIONS
 from ..core.positions import Positions
+from ..models.build import make_positions
 from ..models.config import BlockConfig
 from ..models.dit import DiTConfig
-from ..models.parts import make_positions
 
 FULL = 4  # bytes of a float32
 

@@ -9,7 +9,7 @@ from .count import Counts
 from .profile import CostProfile
 
 BYTES = {"bf16": 2, "fp32": 4}
-# as train/losses/vocabulary.py has them; a test compares
+# as train/losses/cross_entropy.py has them; a test compares
 LARGE, CHUNK, ALIGNED = 1 << 28, 8192, 64
 
 

@@ -13,9 +13,9 @@ from ..config import UserError, package, refused
 from ..console import note
 from ..files import check_links, check_regular
 from .cache import hash_files
-from .images.examples import FileExamples, Skipped, Target
+from .images.datasets import FileExamples, Skipped, Target
 from .images.image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
-from .sources import PREFIX
+from .path_patterns import PREFIX
 from .split import SPLIT, Picture, copies, hold_out, in_two_classes, not_evaluated
 
 HUB_TIMEOUT_SECONDS = 10

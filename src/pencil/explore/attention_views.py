@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError, nearest
-from ..core.groups import Grouping
+from ..core.token_groups import Grouping
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace
 from .json_values import packed

@@ -13,7 +13,7 @@ from ..core.probe import LEGEND, declared, symbols
 from ..tracing.address import address
 from ..tracing.graph import Node
 from ..tracing.live_trace import LiveTrace
-from ..tracing.traced_model import tensors as nested_tensors
+from ..tracing.recording import tensors as nested_tensors
 from .session import Session
 
 

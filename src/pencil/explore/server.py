@@ -44,13 +44,13 @@ from ..learn.walks import Source
 from ..tracing.trace_base import LISTED
 from .answers import Listener
 from .attention_views import attention, light
-from .cache import Cache
 from .cells import compare, compare_edit, contributions, receipt, tensor_slice
 from .export import export_page
-from .jobs import ENDS, Cancelled, Job, Jobs, Work
 from .json_values import to_json
-from .learning import Exercises, Tours, list_tours
+from .katas_and_walks import Exercises, Tours, list_tours
+from .lru_cache import Cache
 from .outline import outline
+from .request_queue import ENDS, Cancelled, Job, Jobs, Work
 from .requests import (
     GONE,
     UNKNOWN,

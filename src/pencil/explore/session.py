@@ -23,15 +23,15 @@ from ..api.loading import load
 from ..config import UserError
 from ..families import family
 from ..families.predictions import input_transform
-from ..models.parts import check_finite
+from ..models.build import check_finite
 from ..runs.run import Loaded
 from ..tensors import rename
 from ..tracing.contributions import Contributions
 from ..tracing.live_trace import LiveTrace, edited
 from ..train.loop import checkpoint
 from .answers import NOBODY, Answer, Listener, Question, answer, one_thread
-from .cache import Cache
 from .edits import Edit, locate_edit
+from .lru_cache import Cache
 from .requests import State, read_state
 
 MOST_LIVE_PARAMETERS = 10_000_000  # up to which every change is answered at once

@@ -20,7 +20,7 @@ from typing import Any
 from ..config import UserError
 from ..data.images import decoding
 from ..data.images.augment import ImageTransform
-from .cache import Cache
+from .lru_cache import Cache
 from .requests import Refused
 
 MOST_BYTES = 10_000_000  # of one file

@@ -11,9 +11,10 @@ from cyclopts import Parameter
 
 from ..cost.activations import Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, text_length
-from ..data.images.loading import EMBEDDED
+from ..data.images.open_images import EMBEDDED
 from ..data.tokenizers.tokenizer import Tokenizer
-from ..inference.attention_layouts import (
+from ..inference.attention_overlays import caption_attention
+from ..inference.head_patterns import (
     SELF_ATTENTION,
     AttentionGroup,
     HeadProfile,
@@ -22,12 +23,11 @@ from ..inference.attention_layouts import (
     line,
     row,
 )
-from ..inference.attention_maps import caption_attention
 from ..inference.sampling import Sampling
 from ..inference.text_batches import vocabulary_labels
 from ..inference.text_stream import complete, stream
+from ..models.build import normalize
 from ..models.captioner import PRESETS, Captioner, CaptionerConfig
-from ..models.parts import normalize
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
 from ..train.tasks.captioning import Captioning

@@ -15,7 +15,7 @@ from ..config import UserError, nearest
 from ..core.masks import NOWHERE
 from ..cost.activations import FULL, Activations, adaln_block_group, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, mean_square
-from ..data.images.loading import EMBEDDED
+from ..data.images.open_images import EMBEDDED
 from ..data.tokenizers.tokenizer import Tokenizer
 from ..files import read_json, write_all
 from ..inference.autoencoder import Autoencoder, autoencoder_for, has_latents
@@ -26,7 +26,7 @@ from ..models.dit import PRESETS, DiT, DiTConfig, groupings
 from ..models.reader import ReaderConfig
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
-from ..tracing.traced_model import mapped
+from ..tracing.recording import mapped
 from ..train.tasks.diffusion import Diffusion, score_samples
 from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
 from ..weights.dit import DIT

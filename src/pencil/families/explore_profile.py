@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
-from ..core.groups import Grouping
+from ..core.token_groups import Grouping
 from ..data.builtin import Scenes
 from ..data.images.decoding import FITTED, fitted, reason
 from ..data.images.digits import digits
-from ..data.tables.dates import Dates
+from ..data.tables.generated_dates import Dates
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace
 from .predictions import input_transform, to_image

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..config import UserError, build, nearest
 from ..cost.profile import CostProfile
-from ..inference.attention_layouts import HeadProfile
-from ..models.parts import parameters as count_parameters
+from ..inference.head_patterns import HeadProfile
+from ..models.build import parameters as count_parameters
 from ..weights.maps import Architecture
 from .explore_profile import ExploreProfile
 from .options import NoOptions

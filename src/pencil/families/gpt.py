@@ -12,7 +12,7 @@ from ..cost.activations import SELF_ATTENTION_FLOPS, Activations, block_formulas
 from ..cost.profile import CostProfile, text_length
 from ..data.builtin import TEXTS
 from ..data.tokenizers.tokenizer import Tokenizer
-from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line, windows
+from ..inference.head_patterns import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line, windows
 from ..inference.text_batches import token_label, vocabulary_labels
 from ..inference.text_stream import stream
 from ..models.gpt import GPT, PRESETS, GPTConfig

@@ -16,7 +16,7 @@ from ..data.images.augment import ImageTransform, upright
 from ..data.images.decoding import open_image, to_arrays
 from ..data.settings import DataConfig, image_transform
 from ..inference.text_batches import shorten
-from ..models.parts import normalize, refuse_output
+from ..models.build import normalize, refuse_output
 from ..runs.run import Loaded
 
 TOP_CLASSES = 5  # classes shown

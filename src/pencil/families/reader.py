@@ -22,7 +22,7 @@ from ..data.builtin import TEXTS
 from ..data.tables.pairs import is_table
 from ..data.tokenizers.tokenizer import Tokenizer
 from ..files import parse_json, read_text
-from ..inference.attention_layouts import (
+from ..inference.head_patterns import (
     SELF_ATTENTION,
     AttentionGroup,
     HeadProfile,
@@ -33,7 +33,7 @@ from ..inference.attention_layouts import (
     windows,
 )
 from ..inference.text_batches import mask_token, pad, shorten, text_ids, token_label, vocabulary_labels
-from ..models.parts import refuse_output
+from ..models.build import refuse_output
 from ..models.reader import PRESETS, Reader, ReaderConfig, first_of, mean_of
 from ..progress import track
 from ..runs.run import Loaded, Run

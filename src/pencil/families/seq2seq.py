@@ -13,9 +13,9 @@ from ..cost.activations import FULL, Activations, block_formulas, block_group, n
 from ..cost.profile import CostProfile, text_length
 from ..data.tables import pairs
 from ..data.tokenizers.tokenizer import Tokenizer
-from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, line, row, spread
-from ..inference.attention_maps import source_attention
+from ..inference.attention_overlays import source_attention
 from ..inference.beam import Hypothesis
+from ..inference.head_patterns import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, line, row, spread
 from ..inference.sampling import Sampling
 from ..inference.text_batches import (
     beam_targets,

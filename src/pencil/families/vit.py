@@ -15,11 +15,11 @@ from ..config import UserError, build
 from ..core.patches import grid_positions
 from ..cost.activations import FULL, SELF_ATTENTION_FLOPS, Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile
-from ..data.images.loading import EMBEDDED
+from ..data.images.open_images import EMBEDDED
 from ..data.settings import IMAGE_SETTINGS, DataConfig, check_reading
 from ..files import read_json
-from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, held_out_images
-from ..inference.attention_maps import class_attention
+from ..inference.attention_overlays import class_attention
+from ..inference.head_patterns import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, held_out_images
 from ..models.vit import PRESETS, ViT, ViTConfig
 from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace, trace

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import UserError, install
 from ..data.hub import offline_if_unreachable
 from ..files import read_json
-from ..models.parts import normalize
+from ..models.build import normalize
 from ..runs.run import Run
 
 BATCH = 16  # images through the autoencoder at a time

@@ -7,7 +7,7 @@ import torch
 
 from ..config import UserError
 from ..core.layers import evaluating
-from ..models.parts import refuse_output
+from ..models.build import refuse_output
 from .generation import Generation
 
 MAX_PENALTY = 10  # beyond it nothing but the length would count

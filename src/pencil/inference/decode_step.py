@@ -33,7 +33,7 @@ from ..core.embed import Tokens
 from ..core.masks import NOWHERE
 from ..core.span import Span
 from ..device import total_memory
-from .captured import Captured, capture
+from .cuda_graph import Captured, capture
 from .persistent import persistent_step
 from .sampling import Sampling, choose
 

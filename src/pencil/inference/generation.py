@@ -13,7 +13,7 @@ from ..core.layers import evaluating
 from ..core.masks import NOWHERE
 from ..core.span import Span
 from ..device import free_memory
-from ..models.parts import refuse_output
+from ..models.build import refuse_output
 from ..progress import duration
 from .decode_step import CHUNK, DecodeState, StaticStep, bucket_of, idle_bytes, release_step, static_step
 from .sampling import NOT_FINITE, Sampling

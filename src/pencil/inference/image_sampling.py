@@ -11,10 +11,10 @@ from torch import Tensor
 from ..config import UserError
 from ..core.layers import evaluating
 from ..core.span import Span
-from ..models.parts import check_finite
+from ..models.build import check_finite
 from ..progress import duration, pollable
 from .autoencoder import Autoencoder, to_bytes
-from .captured import Captured
+from .cuda_graph import Captured
 from .diffusion import Process, classifier_free_guidance, draw_noise, make_process, sample_steps
 
 MAX_SEED = 2**43 - 1  # a row's own seed is a million times as large, and torch's have 63 bits

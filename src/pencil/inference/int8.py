@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from ..core.embed import Tokens
-from ..models.parts import check_finite
+from ..models.build import check_finite
 
 LARGEST = 127
 

@@ -44,8 +44,8 @@ from ..core.patches import grid_of, grid_positions, patch_sizes
 from ..core.positions import Scheme, within_segments
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .build import Last, Shown, block_maker, check_length, describe, initialise, make_positions, norm_maker, pick_tokens
 from .config import BlockConfig, check_picture, check_positions, check_sizes
-from .parts import Last, Shown, block_maker, check_length, describe, initialise, make_positions, norm_maker, pick_tokens
 from .vit import check_shape
 
 Delimiters = Literal["none", "begin", "end", "both"]

@@ -20,15 +20,15 @@ from ..config import UserError
 from ..core.attention import Attention
 from ..core.blocks import AdaBlock, AdaNormBlock
 from ..core.embed import Patches, TimestepEmbedding, Tokens
-from ..core.groups import Grouping, frames_and_positions, windows
 from ..core.layers import MLP, LayerNorm, gelu_tanh
 from ..core.masks import full
 from ..core.patches import by, grid_of, grid_positions, join, patch_sizes
 from ..core.positions import Scheme
 from ..core.probe import OFF, Name, Probe, renamed, spelled
 from ..core.span import Span
+from ..core.token_groups import Grouping, frames_and_positions, windows
+from .build import Shown, describe, make_positions
 from .config import BlockConfig, check_picture, check_positions, check_sizes
-from .parts import Shown, describe, make_positions
 from .reader import Encoder, ReaderConfig, mean_of
 
 # what is the same in every DiT: its norms have no weights, its MLP a GELU, its layers biases

@@ -17,8 +17,8 @@ from ..core.embed import Tokens
 from ..core.masks import causal, window
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .build import Last, Shown, block_maker, check_length, describe, initialise, make_positions, norm_maker, pick_tokens
 from .config import BlockConfig, check_positions, check_sizes
-from .parts import Last, Shown, block_maker, check_length, describe, initialise, make_positions, norm_maker, pick_tokens
 
 
 @dataclass(frozen=True)

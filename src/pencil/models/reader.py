@@ -15,8 +15,7 @@ from ..core.masks import NOWHERE, full, padding
 from ..core.positions import Learned
 from ..core.probe import OFF, Probe
 from ..core.span import Span
-from .config import BlockConfig, NormPosition, check_positions, check_sizes
-from .parts import (
+from .build import (
     BLOCKS,
     Shown,
     block_maker,
@@ -27,6 +26,7 @@ from .parts import (
     make_positions,
     norm_maker,
 )
+from .config import BlockConfig, NormPosition, check_positions, check_sizes
 
 Head = Literal["words", "label", "pool", "states"]
 

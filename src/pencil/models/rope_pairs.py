@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ..config import UserError, nearest
 from ..core.attention import Attention
 from ..core.positions import Positions, Rope, Shaw
+from .build import Model, rebuilt
 from .config import RopePairs
-from .parts import Model, rebuilt
 
 PAIRS = ("halves", "adjacent")
 

@@ -20,8 +20,7 @@ from ..core.embed import Tokens
 from ..core.masks import causal
 from ..core.probe import OFF, Probe
 from ..core.span import Span
-from .config import BlockConfig, NormPosition, Scaling, check_positions, check_sizes
-from .parts import (
+from .build import (
     BLOCKS,
     Last,
     Shown,
@@ -34,6 +33,7 @@ from .parts import (
     norm_maker,
     pick_tokens,
 )
+from .config import BlockConfig, NormPosition, Scaling, check_positions, check_sizes
 from .reader import Encoder, seen_whole
 
 

@@ -16,8 +16,8 @@ from ..core.patches import by, grid_of, grid_positions, patch_sizes
 from ..core.positions import Learned, Scheme
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .build import Shown, block_maker, describe, initialise, make_positions, norm_maker, rebuilt
 from .config import BlockConfig, check_picture, check_positions, check_sizes
-from .parts import Shown, block_maker, describe, initialise, make_positions, norm_maker, rebuilt
 
 
 @dataclass(frozen=True)

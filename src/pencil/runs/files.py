@@ -4,7 +4,7 @@ A run is what its manifest lists. `manifest.json` has size and SHA-256 of config
 each checkpoint's own manifest, and its own hash; entries are carried forward, never hashed anew. Every checkpoint
 records the settings it was trained with, so that a setting changed in a file is noticed, and one changed on the command
 line is announced and recorded. Where a run goes on, and how often it is looked at, may change freely
-(`train/loop/identity.py`: `FREE_SETTINGS`).
+(`train/loop/resume_changes.py`: `FREE_SETTINGS`).
 
 The run's own weights (`model.safetensors`, the best by validation) are listed in the run's `manifest.json` beside
 `config.toml` and `tokenizer.json`. While a file is being replaced the manifest allows both the old and the new, so a

@@ -36,9 +36,9 @@ from ..core.layers import evaluating
 from .address import Label, address, occurrence, parse
 from .graph import ROUNDING
 from .receipt import format_number
+from .recording import EveryValue, TracedModel, mapped, parameters_and_buffers, tensors
 from .tape import Edit, Tape
 from .trace_base import TraceBase
-from .traced_model import EveryValue, TracedModel, mapped, parameters_and_buffers, tensors
 
 # a trace that still has its model: live_trace.py gives it contributions, so its class cannot be imported here
 LiveTrace = Any

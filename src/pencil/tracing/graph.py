@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from .functions import FUNCTIONS
+from .plan_functions import FUNCTIONS
 
 Array = np.ndarray
 Plan = Any

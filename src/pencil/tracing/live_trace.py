@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from .contributions import Contributions, LinearizedModel
+from .recording import TracedModel
 from .tape import BUDGET, Tape, TooMuch
 from .trace import Trace, View
-from .traced_model import TracedModel
 
 # ---- edits as they are written: 'blocks.0.attn.pattern[:,2]=0' sets values during the forward pass
 

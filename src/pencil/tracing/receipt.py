@@ -15,10 +15,10 @@ import numpy as np
 
 from ..config import UserError
 from .address import address
-from .functions import FUNCTIONS
 from .graph import Graph, Node, Plan, number_in, reduces, slack
+from .plan_functions import FUNCTIONS
+from .receipt_text import EXACT, SHOWN, Evaluated, Tree, format_number, largest, plain, text, walk, weigh
 from .trace_base import TraceBase
-from .writing import EXACT, SHOWN, Evaluated, Tree, format_number, largest, plain, text, walk, weigh
 
 DEPTH = 8  # how deep unnamed values are unfolded
 WIDE = 64  # terms of a list beyond which unnamed ones stay links

@@ -22,9 +22,9 @@ from xlsxwriter.worksheet import Worksheet
 from ..config import UserError
 from ..console import visible
 from ..files import write_aside
-from .functions import BIG, FUNCTIONS
 from .graph import Array, Graph, Node, Plan, leaves, reduces, refs
-from .part import Cut, Region, TooMany, extract, needed
+from .plan_functions import BIG, FUNCTIONS
+from .subgraph import Cut, Region, TooMany, extract, needed
 from .trace_base import COUNTING, TraceBase
 
 # ---- lists of cells as ranges: cut wherever they stop running along a row or down a column

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..core.attention import Attention
-from .parallel.shards import to_local
+from .parallel.dtensor_files import to_local
 from .settings import TrainConfig
 
 

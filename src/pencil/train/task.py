@@ -22,9 +22,9 @@ from ..data.split import SPLIT
 from ..data.tables.pairs import Recorded
 from ..data.tokenizers.tokenizer import VOCAB, Tokenizer, learn
 from ..runs.run import Run
+from .initial_weights import Start
+from .model_selection import Amount
 from .settings import TrainConfig
-from .start import Start
-from .validation import Amount
 
 Batch = tuple[Tensor, ...]
 ALL = slice(None)  # rows of a batch

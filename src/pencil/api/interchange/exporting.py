@@ -8,11 +8,11 @@ from typing import Any
 
 from ...config import UserError
 from ...data.tokenizers.export import tokenizer_files
-from ...data.tokenizers.library import LibraryTokenizer
+from ...data.tokenizers.hf_tokenizers import LibraryTokenizer
 from ...data.tokenizers.tokenizer import Tokenizer
 from ...families.family import Family, family
 from ...files import LOCK, beside, locked, read_text, sweep_folders
-from ...models.parts import check_finite
+from ...models.build import check_finite
 from ...runs.run import Run
 from ...tensors import write_tensors
 from ...weights.maps import Architecture, Unfit, skeleton, write

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ... import __version__
 from ...config import UserError, listed, with_article
-from ...data.tokenizers.folders import find_tokenizer
+from ...data.tokenizers.from_checkpoint import find_tokenizer
 from ...data.tokenizers.tokenizer import Tokenizer, from_name
 from ...families.family import FAMILIES, Family
 from ...files import beside, sweep_folders, write_aside

@@ -19,7 +19,7 @@ from ...cost.profile import on_meta
 from ...cost.scaling import COMPUTE, MACHINE_DEVICES, NETWORK_BYTES_PER_SECOND, Scale, table
 from ...device import sync_of
 from ...families.family import Family
-from ...train.frozen import frozen_model
+from ...train.freezing import frozen_model
 
 Row = tuple[str, str, str]
 NO_ACTIVATIONS = "activation memory is not estimated for this family"

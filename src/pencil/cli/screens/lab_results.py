@@ -13,9 +13,9 @@ from ...config import UserError
 from ...console import Console
 from ...learn.lab import resume
 from ...learn.lab.claim import Claim
-from ...learn.lab.finding import Finding, effect, number
 from ...learn.lab.report import write_all, write_claim
-from ...learn.lab.run import Plan, Result, Row, append, run, sizes_in_words
+from ...learn.lab.runner import Plan, Result, Row, append, run, sizes_in_words
+from ...learn.lab.verdict import Finding, effect, number
 
 STYLE = {"shown": "green", "partly shown": "yellow", "not shown at this size": "yellow", "the opposite": "bold red"}
 

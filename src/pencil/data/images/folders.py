@@ -11,8 +11,8 @@ from ...config import UserError, refuse
 from ...files import check_inside, check_regular, is_text, leads_inside
 from ..cache import hash_files
 from ..split import SPLIT
+from .datasets import Skipped
 from .decoding import pool, read_header
-from .examples import Skipped
 from .image_data import Entry, ImageData, from_entries
 
 MAX_TABLE_BYTES, MAX_LINE_BYTES = 500_000_000, 1 << 20  # of a metadata.jsonl, and of one of its lines

@@ -23,7 +23,7 @@ from ...config import UserError
 from ...console import shortened
 from ..builtin import Scenes
 from ..split import Picture, copies, hold_out, in_both_parts, in_two_classes, not_evaluated
-from .examples import ArrayExamples, Examples, FileExamples, Skipped
+from .datasets import ArrayExamples, Examples, FileExamples, Skipped
 
 PHOTO_AUGMENTATION = dict(flip=True, crop=0.5, augment_ops=1)
 CAPTIONED_AUGMENTATION = dict(crop=0.9)  # no flip: a caption may name left and right

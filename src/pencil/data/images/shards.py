@@ -27,10 +27,10 @@ from ...config import UserError, expand_path, package
 from ...console import note
 from ...files import check_inside, check_regular
 from ..cache import cache_folder, cached, hash_files, mark_of
-from ..sources import PREFIX, common_name, expand, is_several
+from ..path_patterns import PREFIX, common_name, expand, is_several
 from ..split import SPLIT
+from .datasets import Skipped, Target
 from .decoding import Header, SourceChanged, pool, read_header
-from .examples import Skipped, Target
 from .folders import ENDINGS, SPLITS, count_of
 from .image_data import Entry, ImageData, from_entries
 from .limits import limits

@@ -5,8 +5,8 @@ from typing import Any
 
 from ...config import UserError
 from .augment import Fit, ImageTransform
+from .datasets import FileExamples
 from .decoding import decode, open_header, pool, upright_shape
-from .examples import FileExamples
 from .image_data import ImageData
 
 # of a default patch: its side in pixels, and the number of patches, for a square patch and for any

@@ -14,10 +14,10 @@ import numpy as np
 
 from ...config import UserError, expand_path, nearest, package, refused
 from ...files import check_inside, check_regular, fingerprint
-from ..sources import PREFIX, is_several
+from ..path_patterns import PREFIX, is_several
 from ..split import SPLIT, hold_out_texts, not_evaluated, with_two_labels
-from .dates import CHARACTERS, VERSION, Dates
-from .file_kinds import not_text, to_utf8
+from .generated_dates import CHARACTERS, VERSION, Dates
+from .not_text import not_text, to_utf8
 from .tables import (
     ANY,
     LABELLED,

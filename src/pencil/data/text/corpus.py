@@ -22,9 +22,9 @@ from ...files import check_inside, check_links, check_regular, open_aside, read_
 from ..builtin import TEXTS
 from ..cache import LARGEST_RECORD_BYTES, cache_folder, cached, keep, making, record_of, remembered_hash, seal, usable
 from ..hub import contents_of, offline_if_unreachable
-from ..sources import PREFIX, common_name, expand, is_several
-from ..tables.file_kinds import WRITTEN_AS, not_text, to_utf8
-from ..tokenizers.library import pieces
+from ..path_patterns import PREFIX, common_name, expand, is_several
+from ..tables.not_text import WRITTEN_AS, not_text, to_utf8
+from ..tokenizers.hf_tokenizers import pieces
 from .records import choose_column, columns_of, kind_of, lines_of, text_columns, texts_of
 
 CHUNK = 1 << 20  # bytes or characters that are read at a time

@@ -30,8 +30,8 @@ from ..cache import LARGEST_RECORD_BYTES, cache_folder, cached, making, record_o
 from ..settings import DataConfig
 from ..tokenizers.tokenizer import Tokenizer, digest, learn, train_bpe
 from ..tokenizers.tokenizer import read_json as read_tokenizer
+from .chunks import UNIT_BYTES, Unit, check_same, closing, encode_unit, encoded, units_of
 from .corpus import CHUNK, Corpus, find, find_like, input_path
-from .units import UNIT_BYTES, Unit, check_same, closing, encode_unit, encoded, units_of
 
 __all__ = [
     "CHUNK",

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from ...config import UserError
-from .library import END, LibraryTokenizer
+from .hf_tokenizers import END, LibraryTokenizer
 from .sentencepiece import SentencePieceTokenizer, write_sentencepiece
 from .tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...config import UserError, package, refuse
-from .library import guarded, utf8
+from .hf_tokenizers import guarded, utf8
 from .special_tokens import SpecialTokens, Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

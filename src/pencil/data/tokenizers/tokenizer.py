@@ -11,8 +11,8 @@ import numpy as np
 
 from ...config import UserError, nearest
 from ...files import parse_json, read_text
-from .files import check_characters, check_tokenizer
-from .library import END, LONGEST_WORD, LibraryTokenizer, load_inner, pieces, train_bpe, utf8
+from .check_tokenizer_json import check_characters, check_tokenizer
+from .hf_tokenizers import END, LONGEST_WORD, LibraryTokenizer, load_inner, pieces, train_bpe, utf8
 from .sentencepiece import SentencePieceTokenizer
 from .special_tokens import Tokenizer
 

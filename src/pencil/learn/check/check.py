@@ -16,9 +16,9 @@ import numpy as np
 from ...config import UserError, nearest
 from ...files import check_regular
 from .claims import Claim, judge
+from .example_file import Known, Printed, Tables, as_input, as_printed, new_name, one_line
 from .formula import names, read, work_out
-from .limits import TooMuch, limited
-from .published import Known, Printed, Tables, as_input, as_printed, new_name, one_line
+from .resource_limits import TooMuch, limited
 
 RIGHT, ROUNDED, WRONG = VERDICTS = "right", "rounded along the way", "wrong"
 FOLLOWS = "follows from the wrong numbers above"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ...config import UserError
+from .example_file import Known, Tables, one_line
 from .formula import COMPARE, by, read, work_out
-from .published import Known, Tables, one_line
 
 SHOWN, NOT_SHOWN, WRONG = CLAIM_VERDICTS = "shown", "not shown", "wrong"
 SIGNS: dict[type, tuple[str, str]] = {

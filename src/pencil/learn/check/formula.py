@@ -12,7 +12,7 @@ import numpy as np
 
 from ...config import UserError, nearest
 from .functions import CONSTANTS, COUNTED, FUNCTIONS
-from .limits import check_size, integer, spend
+from .resource_limits import check_size, integer, spend
 
 # limits, so that a formula neither fills the memory nor runs for long
 LETTERS, DEPTH = 2_000, 80

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .limits import check_size, integer, spend, spend_once, untimed
+from .resource_limits import check_size, integer, spend, spend_once, untimed
 
 
 def normal(seed, *shape):
@@ -244,7 +244,7 @@ def _counted(name: str) -> Callable:
         if name != "kv_cache_bytes":  # which is a product
             spend_once((model, length, *sorted(chosen.items())), COUNT)
         with untimed():
-            from .counted import QUANTITIES, count_model
+            from .preset_costs import QUANTITIES, count_model
 
             return count_model(QUANTITIES[name], model, length, chosen)
 

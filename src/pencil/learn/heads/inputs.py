@@ -6,7 +6,7 @@ from typing import Any
 from ...api.run_data import task_of, task_on
 from ...config import UserError, build
 from ...families import family
-from ...inference.attention_layouts import MAX_INPUTS, HeadProfile, Inputs
+from ...inference.head_patterns import MAX_INPUTS, HeadProfile, Inputs
 from ...runs.run import Loaded
 from ...train.settings import TrainConfig
 

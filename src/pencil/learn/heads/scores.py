@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...config import UserError
 from ...core.probe import Probe
-from ...inference.attention_layouts import (
+from ...inference.head_patterns import (
     LONGEST_INPUT_TOKENS,
     SELF_ATTENTION,
     AttentionGroup,
@@ -26,7 +26,7 @@ from ...inference.attention_layouts import (
     repeated,
     shares,
 )
-from ..lab.finding import interval
+from ..lab.verdict import interval
 
 DRAWS = 16  # random sequences, each once repeated and once not
 FEWEST = 5  # tokens of a repeated sequence

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ... import draw
-from ...inference.attention_layouts import HeadProfile
+from ...inference.head_patterns import HeadProfile
 from .scores import FEWEST, NAMES, Head, Report, Score
 
 NUMBERED = 16  # heads along a side of a panel up to which each cell has its number

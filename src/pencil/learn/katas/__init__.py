@@ -83,4 +83,4 @@ def page(name: str, seed: int | None = None) -> "list[Section]":
     """The exercises of a whole document in its order, with its numbers, or with the fresh ones of a seed."""
     if name not in PAGES:
         raise UserError(f"there is no page {name}; the documents are {', '.join(PAGES)}")
-    return import_module(".pages", __package__).PAGES[name](seed)
+    return import_module(".worksheets", __package__).PAGES[name](seed)

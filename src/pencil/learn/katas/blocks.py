@@ -18,7 +18,7 @@ from ...core.masks import full
 from ...core.probe import OFF, Probe
 from ...core.span import Span
 from ...inference.diffusion import GaussianDiffusion
-from ...train.losses.vocabulary import next_token
+from ...train.losses.cross_entropy import next_token
 from .builder import Draws, Maker, Numbers, Work, blanks, mistake, tensor, work
 from .exercise import Question, Table, numbered
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...core.probe import Probe
 from ...tracing.live_trace import LiveTrace, trace
-from ...tracing.writing import format_number
+from ...tracing.receipt_text import format_number
 from .exercise import Blank, Mistake, Question, Value, written
 from .grader import accepts, apart, grade
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...core.positions import Alibi, Rope, Sinusoidal, rotate
 from ...core.probe import OFF, Probe
 from ...core.span import Span
-from ...tracing.writing import format_number
+from ...tracing.receipt_text import format_number
 from .builder import Draws, Maker, Numbers, Work, blanks, heads, mistake, rows, tensor, work
 from .exercise import Question, Table, numbered
 

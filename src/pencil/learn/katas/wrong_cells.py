@@ -7,9 +7,9 @@ from functools import lru_cache
 import numpy as np
 
 from ...tracing.live_trace import LiveTrace
-from ...tracing.writing import format_number
+from ...tracing.receipt_text import format_number
 from ..check.check import WRONG, Number, check, shipped
-from ..check.published import number
+from ..check.example_file import number
 from ..worked.examples import vit_4x4
 from .attention import FORGOT_SCALE, attention
 from .builder import Draws, Maker, Numbers, distinguishable, mistake

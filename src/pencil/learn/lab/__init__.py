@@ -11,7 +11,7 @@ from importlib import import_module
 from ...config import UserError
 from .claim import Claim
 
-MODULES = "claims_attention", "claims_blocks", "claims_order", "claims_images"
+MODULES = "claims_attention", "claims_blocks", "claims_positions", "claims_images"
 # in the order they are listed and run
 NAMES = (
     "scaling", "residual", "layernorm", "pre-norm", "positions", "causal-mask", "warm-up", "embedding-scale",

@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ...core.probe import OFF, Probe
+from ...models.build import initialise_post
 from ...models.gpt import GPT, GPTConfig
-from ...models.parts import initialise_post
-from ...train.losses.vocabulary import next_token
+from ...train.losses.cross_entropy import next_token
+from .ablations import ScaledTokens, gradient_norms, post_norm, without_norms, without_skips
 from .claim import LOSS, Claim, Curve, Measured, Prediction, Size
-from .removals import ScaledTokens, gradient_norms, post_norm, without_norms, without_skips
 from .training import by_step, generator, grammar, mean_of_last, points, sample_texts, seeded, train
 
 

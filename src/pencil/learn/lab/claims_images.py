@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ...core.probe import Probe
 from ...data.images.digits import digits
 from ...inference.diffusion import RectifiedFlow
+from ...models.build import normalize
 from ...models.dit import DiT, DiTConfig
-from ...models.parts import normalize
 from ...models.vit import ViT, ViTConfig
 from .claim import LOSS, Claim, Curve, Measured, Prediction, Size
 from .training import by_step, generator, seeded, train

@@ -12,8 +12,8 @@ from typing import Any
 from ... import draw
 from ... import files as writing
 from .claim import Curve
-from .finding import Finding, effect, number, wanted
-from .run import Result, as_json, environment, sizes_in_words
+from .runner import Result, as_json, environment, sizes_in_words
+from .verdict import Finding, effect, number, wanted
 
 # the palette of Okabe and Ito, safe for colour blindness; markers and dashes differ too
 COLOURS = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"

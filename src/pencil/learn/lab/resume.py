@@ -15,7 +15,7 @@ from typing import Any
 from ...config import UserError
 from ...files import locked, write_aside
 from .claim import Claim
-from .run import Plan, Row, environment
+from .runner import Plan, Row, environment
 
 PLAN, ROWS = "plan.json", "results.jsonl"
 FORMAT = 1

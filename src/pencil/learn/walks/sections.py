@@ -341,13 +341,13 @@ def _working(name: str) -> Unfolded:
 
 
 def _figure(figure: Figure, source: Source, of: str) -> Drawn:
-    from ...tracing import picture
+    from ...tracing import attention_heatmaps
 
     options = f" --of {of}" + (f" --query {figure.query}" if figure.query else "")
     return Drawn(
         figure.caption,
         f"pencil trace {source.word}{options} --png {of.replace('.', '-')}.png",
-        lambda: picture.attention(source.trace, of, figure.query or None),
+        lambda: attention_heatmaps.attention(source.trace, of, figure.query or None),
     )
 
 

@@ -30,7 +30,7 @@ from ...collectives.processes import World, on_all_ranks, world
 from ...config import UserError
 from ...files import entry_of, fingerprint, flush_folder, matches, parse_json, read_bytes, read_json, write_flushed
 from ...runs.files import Fault, Manifest, list_checkpoints
-from ..parallel.shards import Cut, Pieces, write_file
+from ..parallel.dtensor_files import Cut, Pieces, write_file
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

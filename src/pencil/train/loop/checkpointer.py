@@ -29,16 +29,24 @@ from ...files import beside, write_aside
 from ...runs.files import SHARED, WEIGHTS
 from ...runs.run import Run
 from ...tensors import in_file_order, rename
+from ..model_selection import describe_highest
 from ..optim import load_state_tensors, state_tensors
-from ..parallel.shards import HostCopy, Pieces, is_dtensor, own_pieces, piece_of
+from ..parallel.dtensor_files import HostCopy, Pieces, is_dtensor, own_pieces, piece_of
 from ..settings import TrainConfig
 from ..task import Preview, Task, why_last
-from ..validation import describe_highest
 from . import checkpoint
 from .ema import ExponentialMovingAverage, averaged
-from .identity import Change, check_start, check_weights, identity, record_changes, records_all_settings, review_changes
 from .nonfinite import require_finite
 from .report import ProgressBar, model_card
+from .resume_changes import (
+    Change,
+    check_start,
+    check_weights,
+    identity,
+    record_changes,
+    records_all_settings,
+    review_changes,
+)
 from .state import TrainState
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from ..parallel.shards import to_local
+from ..parallel.dtensor_files import to_local
 
 
 class ExponentialMovingAverage:

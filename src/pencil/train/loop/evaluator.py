@@ -15,16 +15,16 @@ from ...collectives.distributed_map import StopEverywhere, distributed_evaluatio
 from ...collectives.processes import broadcast, world
 from ...config import UserError
 from ...progress import watched
+from ..model_selection import describe_overfitting
 from ..parallel.gradients import Gradients
 from ..task import Preview, Task
 from ..tasks.metrics import is_detail
-from ..validation import describe_overfitting
-from . import pace, report
+from . import report, time_budget
 from .checkpointer import Checkpointer
 from .ema import ExponentialMovingAverage, averaged
-from .pace import Pace
 from .report import Metrics, ProgressBar
 from .state import TrainState
+from .time_budget import Pace
 
 
 class Abandoned(StopEverywhere):
@@ -89,16 +89,16 @@ class Evaluator:
 
         An evaluation whose loss is not finite ends the training: the weights are good for nothing.
         """
-        began, best_before, write = pace.clock(), self.state.best, self.checkpointer.write_or_postpone
+        began, best_before, write = time_budget.clock(), self.state.best, self.checkpointer.write_or_postpone
         results, preview = self._evaluate_watched(bar)
         write(bar, "metrics", lambda: metrics.write(step=self.state.step, **results))
-        writing = pace.clock()
+        writing = time_budget.clock()
         write(bar, "weights", lambda: self.checkpointer.keep_best(results))
         if self.state.best is not best_before:  # weights were written
-            self.pace.save = pace.CHECKPOINT_PER_WEIGHTS * (pace.clock() - writing)
+            self.pace.save = time_budget.CHECKPOINT_PER_WEIGHTS * (time_budget.clock() - writing)
         if preview is not None:
             write(bar, "preview", lambda: self.checkpointer.write_preview(preview))
-        self.pace.evaluation = pace.clock() - began
+        self.pace.evaluation = time_budget.clock() - began
         if self.state.budget is not None:
             self.state.budget.count_evaluation(self.pace.evaluation, self.pace.save)
         announce = self.state.record_evaluation(results, self.task.headline)

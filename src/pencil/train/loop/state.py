@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ...runs.run import Run
+from ..model_selection import Validation, higher_headline
 from ..schedule import factor
 from ..settings import Plan, TrainConfig, fit_warmup
 from ..tasks.metrics import is_detail
-from ..validation import Validation, higher_headline
-from .pace import Budget
+from .time_budget import Budget
 
 
 @dataclass

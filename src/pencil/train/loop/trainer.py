@@ -35,23 +35,23 @@ from ...device import pick_device, random_state, random_state_kept, seed_generat
 from ...inference.int8 import refuse_int8
 from ...progress import duration
 from ...runs.run import Run
-from ..frozen import freeze_parameters
+from ..freezing import freeze_parameters
 from ..optim import make_optimizers, step_unless
+from ..parallel.dtensor_files import to_local
 from ..parallel.fsdp import build_sharded, compile_blocks, materialize, shard
 from ..parallel.gradients import GRADIENTS, Mode, autocast_of, compiles, mode_of, own_batch, uses_bfloat16
-from ..parallel.shards import to_local
 from ..recompute import recompute_blocks
 from ..schedule import factor
 from ..settings import Plan, TrainConfig, check_processes
 from ..task import Batch, Task, random_of
-from . import pace, report
+from . import report, time_budget
 from .checkpointer import DISK_FULL, Checkpointer, restore
 from .ema import ExponentialMovingAverage
 from .evaluator import Abandoned, Evaluator
 from .nonfinite import FiniteGuard, name_samples
-from .pace import SLOW_UPDATE_SECONDS, Budget, Pace, describe_plan, plans_of, with_plans
 from .report import Metrics, NoMetrics, ProgressBar, open_logger, plot_losses
 from .state import Outcome, TrainState, with_plan
+from .time_budget import SLOW_UPDATE_SECONDS, Budget, Pace, describe_plan, plans_of, with_plans
 
 LOG_EVERY_STEPS = 10
 LONG_TRAINING_SECONDS = 3600  # a shorter training is proposed in place of a longer one
@@ -196,7 +196,7 @@ class Trainer:
     ):
         self.task, self.run, self.allow_changes, self.state = task, run, allow_changes, TrainState(config)
         self.on_step, self.on_evaluation, self.propose = on_step, on_evaluation, propose
-        self.began, self.usual_steps = pace.clock() if began is None else began, usual_steps
+        self.began, self.usual_steps = time_budget.clock() if began is None else began, usual_steps
         self.here = world()
         check_processes(config, self.here.size)
         self.quiet = quiet or not self.here.is_rank0
@@ -369,13 +369,13 @@ class Trainer:
         """
         warm_up, units, made = 3 if self.warms_up else 1, 0, 0  # the first compile, and fill caches
         with self._put_back():
-            started = pace.clock()
+            started = time_budget.clock()
             while made < warm_up:
                 units = self.update()
                 poll()
                 made += 1
             self.guard.read(self.step)  # waits for the device
-            began = last = pace.clock()
+            began = last = time_budget.clock()
             if broadcast(began - started) > SLOW_UPDATE_SECONDS and not self.warms_up:
                 measured.count(1, began - started, units)
                 return
@@ -385,7 +385,7 @@ class Trainer:
                 poll()
                 made += 1
                 self.guard.read(self.step)
-                last = pace.clock()
+                last = time_budget.clock()
             measured.count(made - warm_up, last - began, units)
 
     @contextmanager
@@ -456,10 +456,10 @@ class Trainer:
             if all_reduce_any(self.here.is_rank0 and budget.over())[0]:
                 raise budget.too_little(self.run) from None
             raise
-        plotting = pace.clock()
+        plotting = time_budget.clock()
         if self.here.is_rank0:
             plot_losses(self.run.path)
-        budget.plot = pace.clock() - plotting
+        budget.plot = time_budget.clock() - plotting
         if budget.following:
             self._follow(budget.following.pop(0), bar)
             return

@@ -21,7 +21,7 @@ from ...core.attention import Attention
 from ...core.layers import Norm
 from ..recompute import model_blocks
 from ..task import Task
-from .shards import to_local
+from .dtensor_files import to_local
 
 aten = torch.ops.aten
 FILLS = (aten.normal_.default, aten.uniform_.default, aten.zero_.default, aten.fill_.Scalar)

@@ -35,7 +35,7 @@ from ...config import UserError
 from ...device import seed_generators, sync_of, total_memory, without_fallback_warnings
 from ..settings import TrainConfig, slots_of
 from ..task import Batch, Task, one_number, random_of
-from .shards import to_local
+from .dtensor_files import to_local
 
 Mode = Literal["alone", "ddp", "fsdp", "exact"]
 MAX_BATCHES_WITHOUT_TARGETS = 1000  # so many are made in search of one with targets

@@ -19,21 +19,21 @@ from torch import Tensor, nn
 from ... import draw
 from ...collectives.distributed_map import distributed_map, ordered_sum
 from ...config import UserError
-from ...data.images import loading as images
-from ...data.images.examples import Examples
+from ...data.images import open_images as images
+from ...data.images.datasets import Examples
 from ...data.tokenizers.tokenizer import Tokenizer
 from ...files import write_all
-from ...inference.attention_maps import caption_attention
+from ...inference.attention_overlays import caption_attention
 from ...inference.generation import Generation
 from ...inference.sampling import Sampling
 from ...inference.text_batches import end_token
-from ...models.parts import normalize
+from ...models.build import normalize
 from ...progress import pollable
 from ...runs.run import Run
-from ..losses.vocabulary import next_token, token_loss
+from ..losses.cross_entropy import next_token, token_loss
+from ..model_selection import Amount
 from ..settings import TrainConfig
 from ..task import ALL, Batch, Prepared, Preview, Request, check_vocab, random_of
-from ..validation import Amount
 from .image_task import ImageTask, reading_of
 from .metrics import corpus_scores, exact_match
 

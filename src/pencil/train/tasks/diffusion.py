@@ -25,7 +25,7 @@ from ...core.patches import by
 from ...core.probe import Probe
 from ...core.span import Span
 from ...data.builtin import MovingDigits
-from ...data.images import loading as images
+from ...data.images import open_images as images
 from ...data.images.augment import ImageTransform
 from ...data.images.folders import annotations_in, has_labels
 from ...data.images.image_data import ImageData, with_order
@@ -38,11 +38,11 @@ from ...inference.autoencoder import Autoencoder, autoencoder_of
 from ...inference.diffusion import RectifiedFlow, split_variance
 from ...inference.image_sampling import decoder_of, process_of, sample_images
 from ...inference.text_batches import end_token, pad
-from ...models.parts import normalize
+from ...models.build import normalize
 from ...runs.run import Run
+from ..model_selection import MOST_PASSES_NOISED, Amount
 from ..settings import TrainConfig
 from ..task import ALL, Batch, Prepared, Preview, Request, random_of
-from ..validation import MOST_PASSES_NOISED, Amount
 from .captioning import caption_context
 from .image_task import ImageTask, reading_of
 from .latents import to_latents

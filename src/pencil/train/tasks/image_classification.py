@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ... import draw
 from ...collectives.distributed_map import distributed_map
 from ...config import UserError
-from ...data.images import loading as images
+from ...data.images import open_images as images
 from ...data.images.image_data import with_order
 from ...files import write_all
-from ...models.parts import normalize
+from ...models.build import normalize
 from ...runs.run import Run
 from ..settings import TrainConfig
 from ..task import ALL, Batch, Prepared, Preview, Request, random_of

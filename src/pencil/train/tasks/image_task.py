@@ -10,17 +10,17 @@ import numpy as np
 
 from ...config import UserError, build
 from ...data.builtin import MovingDigits, Scenes
-from ...data.images import loading as images
+from ...data.images import open_images as images
 from ...data.images.augment import ImageTransform
-from ...data.images.examples import ArrayExamples, Examples, FileExamples
+from ...data.images.datasets import ArrayExamples, Examples, FileExamples
 from ...data.images.image_data import with_classes, with_order
 from ...data.images.sizes import choose_fit
 from ...data.settings import DataConfig, image_transform
 from ...progress import track
 from ...runs.run import Run
+from ..model_selection import MOST_PASSES, MOST_PASSES_AUGMENTED, Amount
 from ..settings import TrainConfig
 from ..task import ALL, FamilyTask, Request, random_of, split_of
-from ..validation import MOST_PASSES, MOST_PASSES_AUGMENTED, Amount
 
 EVAL_BATCH = 256  # images
 

@@ -15,10 +15,10 @@ from ...inference.generation import Generation
 from ...inference.sampling import Sampling
 from ...progress import pollable
 from ...runs.run import Run
-from ..losses.vocabulary import token_loss
+from ..losses.cross_entropy import token_loss
+from ..model_selection import Amount
 from ..settings import TrainConfig
 from ..task import Batch, FamilyTask, Prepared, Preview, Request, check_unchanged, check_vocab, random_of
-from ..validation import Amount
 
 PREVIEW_TOKENS = 256
 

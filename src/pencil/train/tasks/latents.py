@@ -11,8 +11,8 @@ import numpy as np
 from ...config import UserError
 from ...data.cache import cache_folder, making, seal, usable
 from ...data.images.augment import ImageTransform
-from ...data.images.examples import Examples
-from ...data.images.loading import ImageData
+from ...data.images.datasets import Examples
+from ...data.images.open_images import ImageData
 from ...files import open_aside
 from ...inference.autoencoder import BATCH, Autoencoder
 

@@ -13,7 +13,7 @@ from ...config import UserError
 from ...data.text import text_data as text
 from ...inference.text_batches import mask_token
 from ...runs.run import Run
-from ..losses.vocabulary import next_token
+from ..losses.cross_entropy import next_token
 from ..settings import TrainConfig
 from ..task import Batch, Prepared, Preview, Request, random_of
 from .language_modeling import LanguageModeling

@@ -21,9 +21,9 @@ from ...files import write_all
 from ...inference.text_batches import pad, text_ids
 from ...progress import track
 from ...runs.run import Run
+from ..model_selection import Amount
 from ..settings import TrainConfig
 from ..task import Batch, FamilyTask, Prepared, Preview, Request, check_vocab, recorded, round_up
-from ..validation import Amount
 from .class_balance import ClassBalance
 from .metrics import ClassPredictions, class_predictions, classification_metrics, concatenate, confusion_matrix
 

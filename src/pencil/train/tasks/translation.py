@@ -18,16 +18,16 @@ from ...core.masks import NOWHERE
 from ...core.span import Span
 from ...data.settings import DataConfig
 from ...data.tables import pairs
-from ...data.tables.dates import Dates
+from ...data.tables.generated_dates import Dates
 from ...data.tokenizers.tokenizer import Tokenizer
 from ...files import write_all
-from ...inference.attention_maps import source_attention
+from ...inference.attention_overlays import source_attention
 from ...inference.text_batches import end_token, greedy_targets, pad, source_ids, target_ids
 from ...runs.run import Run
-from ..losses.vocabulary import token_loss
+from ..losses.cross_entropy import token_loss
+from ..model_selection import Amount
 from ..settings import TrainConfig
 from ..task import Batch, FamilyTask, Prepared, Preview, Request, check_vocab, random_of, recorded
-from ..validation import Amount
 from .metrics import character_error_rate, corpus_scores, exact_match
 
 EVAL_BATCH = 64  # pairs

@@ -1,4 +1,4 @@
-// The functions that plans are written in: the twin of tracing/functions.py, which is the reference.
+// The functions that plans are written in: the twin of tracing/plan_functions.py, which is the reference.
 
 /** A plain number, or a complex one as [real, imaginary]. */
 export type Num = number | [number, number];

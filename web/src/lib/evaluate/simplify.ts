@@ -1,4 +1,4 @@
-// Arithmetic as a person would write it: the twin of tracing/writing.py, which is the reference. The same value with
+// Arithmetic as a person would write it: the twin of tracing/receipt_text.py, which is the reference. The same value with
 // fewer signs; receipts are evaluated as recorded, and only written in this form.
 
 import type { About } from "./graph";

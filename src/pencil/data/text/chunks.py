@@ -19,7 +19,7 @@ import numpy as np
 from ...config import UserError
 from ...files import memory
 from ..cache import mark_of
-from ..tokenizers.library import pieces
+from ..tokenizers.hf_tokenizers import pieces
 from ..tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from .corpus import CHUNK, Corpus, decoded_blocks
 from .records import Part, kind_of, lines_of, parquet, texts_of

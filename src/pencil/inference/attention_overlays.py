@@ -12,7 +12,7 @@ import torch
 from .. import draw
 from ..data.tokenizers.tokenizer import Tokenizer
 from ..models import captioner, seq2seq, vit
-from ..models.parts import normalize
+from ..models.build import normalize
 from .text_batches import source_inputs, target_ids, token_label
 
 

@@ -1,8 +1,8 @@
 """A part of a trace: chosen tensors, or parts of them, with the values that they read from outside.
 
-A part of a trace is a smaller graph. `tracing/part.py` leaves the chosen nodes and all unnamed steps between them; a
-named node outside becomes a value. For a spreadsheet the cells that the chosen ones need are followed back, so one head
-has its own rows and columns only.
+A part of a trace is a smaller graph: the chosen nodes and all unnamed steps between them; a named node outside becomes
+a value. For a spreadsheet the cells that the chosen ones need are followed back, so that one head has only its own rows
+and columns.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .functions import FUNCTIONS
 from .graph import Node, apply, slack
+from .plan_functions import FUNCTIONS
 
 # ---- arithmetic as a person would write it: the same value, with fewer signs
 # What was recorded stays what it was: receipts are evaluated as recorded, and only written in this form. The page's

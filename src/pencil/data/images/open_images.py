@@ -21,8 +21,8 @@ from ...files import check_inside, check_regular
 from ..builtin import CANVAS, FRAMES, MovingDigits, Scenes
 from ..hub import PREFIX, current_form, from_hub
 from ..split import SPLIT, Picture, in_both_parts, in_two_classes
+from .datasets import ArrayExamples, VideoExamples
 from .digits import digits
-from .examples import ArrayExamples, VideoExamples
 from .folders import from_folder
 from .image_data import ImageData, all_held_out, check_classes
 from .shards import find_shards, from_shards

@@ -17,7 +17,7 @@ from ..learn.katas.grader import choices, digits, grade, labels, shown, understo
 from ..learn.katas.progress import Record
 from ..learn.walks import Compared, Section, Shown, Source, Walk, documents, walk
 from ..learn.walks.data import document
-from .cache import Cache
+from .lru_cache import Cache
 from .requests import UNKNOWN, Refused
 
 TRIES = 3  # as in the terminal

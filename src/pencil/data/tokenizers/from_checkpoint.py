@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from ...config import UserError, refuse
 from ...files import check_inside, parse_json, read_bytes, read_text
-from .files import INSIDE, check_tokenizer, stage_parts
-from .library import END, LibraryTokenizer, guarded, load_inner
+from .check_tokenizer_json import INSIDE, check_tokenizer, stage_parts
+from .hf_tokenizers import END, LibraryTokenizer, guarded, load_inner
 from .sentencepiece import (
     BYTE,
     CONTROL,

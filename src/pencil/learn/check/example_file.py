@@ -16,7 +16,7 @@ import numpy as np
 from ...config import UserError, nearest
 from ...files import slow_toml
 from .formula import by, read, work_out
-from .limits import TooMuch
+from .resource_limits import TooMuch
 
 KEYS = {
     "": {"title", "source", "inputs", "step", "claim"},

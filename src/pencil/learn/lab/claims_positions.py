@@ -12,9 +12,9 @@ from ...inference.generation import Generation
 from ...inference.sampling import Sampling
 from ...models.gpt import GPT, GPTConfig
 from ...models.reader import Reader, ReaderConfig
-from ...train.losses.vocabulary import next_token
+from ...train.losses.cross_entropy import next_token
+from .ablations import without_positions
 from .claim import LOSS, Claim, Curve, Measured, Prediction, Size
-from .removals import without_positions
 from .training import by_step, generator, grammar, grammatical, lowest_loss, mean_of_last, sample_texts, seeded, train
 
 

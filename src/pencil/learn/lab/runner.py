@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .claim import Claim, Size
-from .finding import Finding, findings, verdict
+from .verdict import Finding, findings, verdict
 
 WORKERS = 8  # at most: each loads torch
 FIRST = 101  # the first seed of a result: claims were designed with other seeds

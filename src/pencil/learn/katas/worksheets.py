@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...tracing.live_trace import LiveTrace, trace
-from ...tracing.writing import format_number
+from ...tracing.receipt_text import format_number
 from ..worked.examples import VitByHand, vit_4x4
 from .exercise import Blank, Question, Table
 from .page_questions import (

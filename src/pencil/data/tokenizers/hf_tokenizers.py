@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...config import UserError
-from .files import INSIDE, stage_parts
+from .check_tokenizer_json import INSIDE, stage_parts
 from .special_tokens import SpecialTokens, Tokenizer
 
 END = "<|endoftext|>"

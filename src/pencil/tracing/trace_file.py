@@ -16,8 +16,8 @@ import numpy as np
 from ..config import UserError
 from ..files import MOST_VALUES, check_regular, memory, parse_json, write_aside
 from ..tensors import LARGEST_HEADER, Header, read_header
-from .functions import FUNCTIONS
 from .graph import Array, Graph, Node, Plan, tables
+from .plan_functions import FUNCTIONS
 from .trace_base import TraceBase
 
 # ---- whether the graph of a file can be followed: checked before anything is computed from it

@@ -155,7 +155,7 @@ def _has_triton() -> bool:
 def softmax_loss_(z: Tensor, targets: Tensor, vocab: int, smoothing: float, gradient: bool) -> Tensor:
     """The summed loss of logits z, whose columns from `vocab` on are padding; z becomes its gradient by them."""
     if z.is_cuda and z.dtype != torch.float64 and _has_triton():
-        from .kernel import softmax_loss_ as kernel
+        from .triton_cross_entropy import softmax_loss_ as kernel
 
         return kernel(z, targets, vocab, smoothing, gradient).sum()
     real = targets >= 0

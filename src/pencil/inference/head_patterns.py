@@ -16,7 +16,7 @@ from torch import Tensor
 from ..config import UserError
 from ..core.masks import Mask
 from ..data.tokenizers.tokenizer import Tokenizer
-from ..models.parts import normalize
+from ..models.build import normalize
 from .text_batches import text_ids
 
 Inputs = tuple[Tensor, ...]  # the inputs of one forward pass, a batch of one
