@@ -33,7 +33,8 @@ def fast(monkeypatch):
     monkeypatch.setattr("pencil.learn.worked.examples.example", traced)
     monkeypatch.setattr("pencil.learn.walks.sections.check", checked)
     monkeypatch.setattr(
-        "pencil.learn.walks.walk", lambda number, run=None: walk(number, run) if run else walked(number)
+        "pencil.learn.walks.walk",
+        lambda number, run=None, beside=None: walk(number, run, beside) if run or beside else walked(number),
     )
     with unchecked():
         yield
@@ -56,7 +57,7 @@ def flat(text):
     "number", [pytest.param(one, marks=pytest.mark.long) if one == "002" else one for one in DOCUMENTS]
 )
 def test_over_a_pipe_all_of_it_in_order_within_60_columns(number, type_in):
-    printed = type_in("walk", number).out
+    printed = type_in("walk", number, "--answers").out
     assert max(map(cell_len, printed.split("\n"))) <= 60
     assert "\x1b" not in printed
     words, at = flat(printed), 0
@@ -70,30 +71,61 @@ def test_over_a_pipe_all_of_it_in_order_within_60_columns(number, type_in):
 
 
 def test_a_wrong_number_stands_beside_the_right_one(type_in):
-    printed = type_in("walk", "000").out
+    printed = type_in("walk", "000", "--answers").out
     assert re.search(r"printed +right\n.*\n.*\n +9 +10 +13✗ +14✗ +9 +10 +11 +12\n", printed)
-    assert "line 157:  middle = mean(strip)   printed 45: right" in printed
+    assert "middle = mean(strip) as middle[0,0,0] printed 45: right" in flat(printed)
+    assert not re.search(r"\bline \d", printed)
+
+
+def test_over_a_pipe_what_answers_a_question_is_at_the_end(type_in):
+    printed = type_in("walk", "000").out
+    walk_itself, _, answers = printed.partition("\nAnswers\n")
+    asked = [question for section in walked("000").sections for question in section.questions]
+    assert len(asked) > 5
+    for number, question in enumerate(asked, 1):
+        assert f"Question {number}\n" in walk_itself
+        assert flat(question.ask) in flat(walk_itself)
+        assert f"What follows is at the end: answer {number}." in walk_itself
+        assert f"answer {number} (step " in answers
+        right = [f"{blank.label} = {blank.written}" for blank in question.blanks]
+        assert " ".join(right) in flat(answers)
+        assert flat(question.working[-1]) in flat(answers)
+    for section in walked("000").sections:
+        if section.questions:
+            for shown in section.shown:
+                assert not re.search(rf"^  {re.escape(shown.symbol)}:", walk_itself.partition("5 of 12")[2], re.M)
+            for claim in section.claims:
+                assert flat(claim.text) not in flat(walk_itself)
+                assert flat(claim.text) in flat(answers)
+
+
+def test_with_answers_they_stand_below_their_questions(type_in):
+    printed = flat(type_in("walk", "000", "--answers").out)
+    at = printed.index("Question 4")
+    assert "dim 1 = 2.000 dim 2 = 3.000 dim 3 = 2.000 dim 4 = 3.000" in printed[at : printed.index("6 of 12")]
+    assert "at the end" not in printed
 
 
 class Typed:
-    """A terminal that types these keys."""
+    """A terminal that types these keys; each is read at the prompt of the keys, or of an answer's blank."""
 
     def __init__(self, monkeypatch, *keys):
         self.keys = list(keys)
         monkeypatch.setattr(Screen, "read", lambda screen, prompt: self._next(prompt))
 
     def _next(self, prompt):
-        assert prompt.startswith(walk_screen.KEYS)
         key = self.keys.pop(0)
+        self.prompts = [*getattr(self, "prompts", ()), prompt.removesuffix(": ")]
         if key == "q":
             raise walk_screen.Quit
         return key
 
 
-def walks(monkeypatch, capsys, *keys):
+def walks(monkeypatch, capsys, *keys, number="004", answers=True):
     typed = Typed(monkeypatch, *keys)
-    walk_screen.stroll(walked("004"), Screen())
+    walk_screen.stroll(walked(number), Screen(), answers)
     assert not typed.keys
+    assert not answers or {*typed.prompts} == {walk_screen.KEYS}
     return capsys.readouterr().out
 
 
@@ -117,8 +149,36 @@ def test_enter_after_the_last_section_ends_the_walk(monkeypatch, capsys):
     assert shown.endswith("The end of 004.\n")
 
 
+def test_a_question_is_answered_before_the_section_goes_on(monkeypatch, capsys):
+    keys = ["", "9 10 13 14 square", "11 12 row", "", "q"]
+    shown = walks(monkeypatch, capsys, *keys, number="000", answers=False)
+    covered, _, after = shown.partition("✓ Right.")
+    assert "Type your answer; Enter shows it, b goes back, q leaves." in flat(covered)
+    assert "Not right yet: pixel 3 · pixel 4 · shape of patch 1" in flat(covered)
+    assert "transpose" in flat(covered.partition("Not right yet")[2])  # the mistake is named
+    for hidden in ("Without the swap, a strip is a slice", "pixel 3 = 11", "printed"):
+        assert hidden not in covered.partition("2 of 12")[2]
+        assert hidden in after
+
+
+def test_enter_shows_the_answer_b_goes_back_and_an_answered_question_is_not_asked_again(monkeypatch, capsys):
+    shown = walks(monkeypatch, capsys, "", "b", "", "", "b", "", "", "q", number="000", answers=False)
+    assert re.findall(r"^(\d+) of 12", shown, re.M) == ["1", "2", "1", "2", "1", "2", "3"]
+    assert shown.count("Type your answer;") == 3
+    assert "Right." not in shown
+    assert shown.count("shape of patch 1 = row") == 2
+    assert shown.endswith("Left at 3 of 12.\n")
+
+
+def test_what_is_no_answer_is_said_and_asked_again(monkeypatch, capsys):
+    shown = flat(walks(monkeypatch, capsys, "", "1 2 3 4 5 6", "x", "w", "q", number="000", answers=False))
+    assert "That is 6 answers for 5 blanks." in shown
+    assert "x is not a number" in shown
+    assert "patch 1 is all of one row of the image" in shown
+
+
 def test_headings_left_out_are_one_step():
-    steps = walk_screen.steps(walked("003"))
+    steps = walked("003").steps
     assert [len(step) for step in steps if step[0].skipped] == [3, 10]
     assert sum(map(len, steps)) == len(walked("003").sections)
 

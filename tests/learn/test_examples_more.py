@@ -102,3 +102,19 @@ def test_the_lookup_has_the_weights_of_the_figure(golden):
     assert angles[0] < 10
     assert angles[1] > 170
     assert abs(angles[2] - 90) < 1e-6
+
+
+def test_the_stamps_the_strip_and_the_mask_are_those_of_the_page(golden):
+    stamps = traced("example:pencil-stamps")
+    printed = golden["000-kata2-stamps"]["expected"]["stamps"][:3]  # to 8 decimals
+    assert value(stamps, "positions.embedding")[0].round(8).tolist() == printed
+    close(value(stamps, "out")[0, 0], golden["000-kata2-yourturn-add"]["expected"]["sum"])
+    norm, expected = traced("example:pencil-layernorm"), golden["000-kata4-layernorm"]["expected"]
+    close(value(norm, "differences")[0, 0], expected["diffs"])
+    close(value(norm, "average_square")[0, 0, 0], expected["var"])
+    assert value(norm, "out")[0, 0].round(8).tolist() == expected["normed_eps_1e_6_sqrt_var_plus_eps"]
+    strip = torch.tensor([[50.0, 60, 40, 30]], dtype=torch.float64)
+    close(value(norm, "out")[0], torch.nn.functional.layer_norm(strip, (4,), eps=1e-6).numpy())
+    mask = traced("example:pencil-mask")
+    close(value(mask, "pattern")[0, 0], np.tril(np.ones((3, 3))) / np.arange(1, 4)[:, None])
+    assert np.array_equal(np.isneginf(value(mask, "mask")[0, 0]), np.triu(np.ones((3, 3)), 1) == 1)

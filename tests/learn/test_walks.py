@@ -21,7 +21,7 @@ from pencil.learn.katas import KATAS
 from pencil.learn.lab import claims
 from pencil.learn.walks import Source, documents, walk
 from pencil.learn.walks.data import document
-from pencil.learn.walks.sections import COLUMNS, ROWS, RUN_COLUMNS, RUN_ROWS, TABLES
+from pencil.learn.walks.tables import LIMITS, RUN_LIMITS
 from pencil.learn.worked.examples import EXAMPLES, example
 
 SEEDS = Path(__file__).parents[1] / "seeds"
@@ -112,7 +112,7 @@ def test_every_number_of_a_tensor_is_the_traced_one(number):
         for one in section.shown:
             assert one.source.startswith("example:")
             whole = values(traced(one.source.removeprefix("example:")), one.name)
-            tables = np.atleast_2d(whole).reshape(-1, *np.atleast_2d(whole).shape[-2:])[:TABLES, :ROWS, :COLUMNS]
+            tables = np.atleast_2d(whole).reshape(-1, *np.atleast_2d(whole).shape[-2:])[tuple(map(slice, LIMITS))]
             assert np.array_equal(np.array([grid.rows for grid in one.grids]), tables), one.name
             assert all(len(grid.down) == len(grid.rows) for grid in one.grids)
             assert all(len(grid.across) == len(grid.rows[0]) for grid in one.grids)
@@ -157,7 +157,7 @@ def test_every_receipt_agrees_and_is_of_the_section(number):
 @every
 def test_every_name_of_a_kata_a_lab_claim_and_an_example_exists(number):
     for entry in document(number).sections:
-        assert {*entry.katas, *entry.working} <= {*KATAS}, entry.title
+        assert {*entry.katas} <= {*KATAS}, entry.title
         assert {*entry.labs} <= {*claims()}, entry.title
         assert entry.example in EXAMPLES
     sections = [section for section in walked(number).sections if not section.skipped]
@@ -242,7 +242,7 @@ def test_large_tensors_are_cut_and_say_so():
     found = walk("002", Source("runs/mine", trace))
     (wide,) = {one for s in found.sections for one in s.shown if one.symbol == "Q_1"}
     assert wide.shape == (1, 1, 13, 11)
-    assert np.array(wide.grids[0].rows).shape == (RUN_ROWS, RUN_COLUMNS)
+    assert np.array(wide.grids[0].rows).shape == RUN_LIMITS[1:]
     assert wide.cut == "8 of 13 rows, 8 of 11 columns"
     (cell,) = {one.title for s in found.sections if s.title == "Queries, Keys, and Values" for one in s.unfolded}
     assert cell == "encoder.blocks.0.attn.q[0,0,1,0]"

@@ -3,7 +3,7 @@
 import json
 import math
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,7 +143,8 @@ def _plain(report: "Report") -> dict:
     from ..learn.check.check import count
     from ..learn.check.claims import count_claims
 
-    table = asdict(report)
+    table = asdict(replace(report, values={}))
+    del table["values"]
     for step in table["steps"]:
         for number in step["numbers"]:
             if not math.isfinite(number["exact"]):

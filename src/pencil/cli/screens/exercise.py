@@ -64,8 +64,8 @@ class Screen:
         return line
 
     def _fitting(self, prompt: str) -> str:
-        columns = self.width - 12
-        return prompt if cell_len(prompt) <= columns else prompt[: columns - 3].rstrip() + "…: "
+        room = self.width - 12
+        return prompt if cell_len(prompt) <= room else prompt[: room - 3].rstrip() + "…: "
 
 
 def wrapped(text: str, width: int, indent: int = 0) -> Lines:
@@ -143,25 +143,31 @@ def _blocks(table: Table, width: int) -> list[Lines]:
     return blocks
 
 
-def _column_groups(widths: Sequence[int], width: int) -> list[tuple[int, int]]:
+def _column_groups(widths: Sequence[int], room: int) -> list[tuple[int, int]]:
     """Ranges of columns that fit into the width; at least one column in each."""
     cuts = [0]
     while cuts[-1] < len(widths):
-        fits = sum(total <= width for total in accumulate(widths[cuts[-1] :]))
+        fits = sum(total <= room for total in accumulate(widths[cuts[-1] :]))
         cuts.append(cuts[-1] + max(1, fits))
     return list(pairwise(cuts))
+
+
+def pose(question: Question, screen: Screen) -> None:
+    """Show the tables of an exercise, what is asked, and the blanks."""
+    if question.tables:
+        for line in laid_out(question.tables, screen.width - 2):
+            screen.write(line and "  " + line)
+        screen.write()
+    screen.write(question.ask)
+    how = digits(question)
+    screen.write(f"Answer{' ' + how if how else ''}: {joined(labels(question), ' · ')}")
 
 
 def show(question: Question, screen: Screen) -> None:
     """Show the exercise without its working."""
     screen.write(question.title + (f" (--seed {question.seed})" if question.seed is not None else ""), "bold")
     screen.write()
-    for line in laid_out(question.tables, screen.width - 2):
-        screen.write(line and "  " + line)
-    screen.write()
-    screen.write(question.ask)
-    how = digits(question)
-    screen.write(f"Answer{' ' + how if how else ''}: {joined(labels(question), ' · ')}")
+    pose(question, screen)
     screen.write("? shows the working, q quits.", "dim")
 
 
@@ -189,7 +195,7 @@ def ask(question: Question, screen: Screen) -> tuple[Outcome | None, bool]:
             show_working(question, screen)
             return ("corrected" if wrong else "solved"), False
         left = [i for i, right in enumerate(graded.right) if not right]
-        _point_out(question, graded, left, screen)
+        point_out(question, graded, left, screen)
         if wrong < TRIES - 1:
             screen.write(f"Try again ({TRIES - 1 - wrong} left), or ? for the working.", "dim")
     show_working(question, screen)
@@ -198,32 +204,38 @@ def ask(question: Question, screen: Screen) -> tuple[Outcome | None, bool]:
 
 def _fill(question: Question, answers: Lines, wanted: Sequence[int], screen: Screen) -> None:
     """Read lines until every wanted blank has a valid answer; a line may hold one, several, or all."""
-    words = choices(question)
     todo = list(wanted)
     while todo:
         line = screen.read(f"{question.blanks[todo[0]].label}: ")
-        if not line:
-            continue
-        typed = parts(line, [question.blanks[i] for i in todo])
-        places = list(todo)
-        if len(typed) == len(answers) and len(todo) == len(wanted):
-            places = list(range(len(answers)))  # all answers again, also the right ones
-        if len(typed) > len(places):
-            screen.write(f"That is {len(typed)} answers for {len(places)} blank{'s' * (len(places) != 1)}.")
-            continue
-        tried = list(answers)
-        for i, word in zip(places, typed, strict=False):
-            tried[i] = word
-        unread = [i for i in places[: len(typed)] if not understood(tried[i], question.blanks[i], words)]
-        if unread:
-            what = (" or ".join(words) or "an answer") if question.blanks[unread[0]].words else "a number"
-            screen.write(f"{tried[unread[0]][:LONGEST]} is not {what}; type one, ? for the working, or q to quit.")
-            continue
-        answers[:] = tried
-        todo = [i for i in todo if i not in places[: len(typed)]]
+        if line:
+            todo = enter(question, answers, todo, wanted, line, screen)
 
 
-def _point_out(question: Question, graded: Graded, wrong: Sequence[int], screen: Screen) -> None:
+def enter(
+    question: Question, answers: Lines, todo: Sequence[int], wanted: Sequence[int], line: str, screen: Screen
+) -> list[int]:
+    """Put the answers of one line into their blanks; the blanks that are still to fill."""
+    words = choices(question)
+    typed = parts(line, [question.blanks[i] for i in todo])
+    places = list(todo)
+    if len(typed) == len(answers) and len(todo) == len(wanted):
+        places = list(range(len(answers)))  # all answers again, also the right ones
+    if len(typed) > len(places):
+        screen.write(f"That is {len(typed)} answers for {len(places)} blank{'s' * (len(places) != 1)}.")
+        return list(todo)
+    tried = list(answers)
+    for i, word in zip(places, typed, strict=False):
+        tried[i] = word
+    unread = [i for i in places[: len(typed)] if not understood(tried[i], question.blanks[i], words)]
+    if unread:
+        what = (" or ".join(words) or "an answer") if question.blanks[unread[0]].words else "a number"
+        screen.write(f"{tried[unread[0]][:LONGEST]} is not {what}; type one, ? for the working, or q to quit.")
+        return list(todo)
+    answers[:] = tried
+    return [i for i in todo if i not in places[: len(typed)]]
+
+
+def point_out(question: Question, graded: Graded, wrong: Sequence[int], screen: Screen) -> None:
     """Show which blanks are wrong, and the mistake that explains them."""
     if len(question.blanks) == 1:
         message = "Not right."

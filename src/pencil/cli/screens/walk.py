@@ -1,95 +1,190 @@
-"""A walk in a terminal or over a pipe, no wider than the screen."""
+"""A walk in a terminal or over a pipe, no wider than the screen: each question before what answers it."""
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from rich.text import Text
 
 from ...learn.check.check import Number
-from ...learn.katas.exercise import Table
+from ...learn.katas.exercise import Question, Table
+from ...learn.katas.grader import grade
 from ...learn.walks import Compared, Section, Shown, Walk
-from ...learn.walks.sections import written
-from .exercise import Quit, Screen, ShowWorking, joined, laid_out
+from ...learn.walks.tables import written
+from .exercise import Quit, Screen, ShowWorking, enter, joined, laid_out, point_out, pose, show_working
 
 KEYS = "Enter goes on, b back, w unfolds, q leaves"
+COVERED = "Type your answer; Enter shows it, b goes back, q leaves"
 MARKS = {"right": "", "rounded along the way": "~", "wrong": "✗"}
 UNBROKEN = 30
 CLAIMS = {"shown": "green", "not shown": "yellow", "wrong": "red"}
 
 
-def everything(walk: Walk, screen: Screen) -> None:
-    """All sections in their order, with the arithmetic unfolded."""
-    _title(walk, screen)
-    for number, sections in enumerate(steps(walk), 1):
-        _draw(walk, number, sections, screen)
-        _unfold(sections, screen)
+# ---- over a pipe
 
 
-def stroll(walk: Walk, screen: Screen) -> None:
-    """One step at a time, by keys."""
+def everything(walk: Walk, screen: Screen, answers: bool = False) -> None:
+    """All sections in their order; what follows a question is at the end, or below it with `answers`."""
     _title(walk, screen)
-    at_each_step, at = steps(walk), 0
-    while at < len(at_each_step):
-        _draw(walk, at + 1, at_each_step[at], screen)
-        turn = None
-        while turn is None:
-            try:
-                key = screen.read(f"{KEYS}: ").lower()
-            except ShowWorking:
-                key = "w"
-            except Quit:
-                screen.write(f"Left at {at + 1} of {len(at_each_step)}.", "dim")
-                return
-            if key == "w":
-                _unfold(at_each_step[at], screen)
-            elif key in ("", "b"):
-                turn = 1 if not key else -1
+    covered: list[tuple[int, Section, range]] = []
+    asked = 0
+    for step, sections in enumerate(walk.steps, 1):
+        _head(walk, step, sections, screen)
+        for section in sections:
+            _opening(section, screen)
+            numbers = range(asked + 1, asked + 1 + len(section.questions))
+            asked += len(section.questions)
+            for number, question in zip(numbers, section.questions, strict=True):
+                _question(question, f"Question {number}", screen)
+                if answers:
+                    show_working(question, screen)
+            if section.questions and not answers:
+                screen.write(f"What follows is at the end: {_answer(numbers)}.", "dim")
+                covered.append((step, section, numbers))
             else:
-                screen.write(f"{key[:20]} is no key here: {KEYS}.")
+                _rest(walk, section, screen)
+                _unfold([section], screen)
+            _links(section, screen)
+        screen.write()
+    if covered:
+        screen.write("─" * screen.width, "dim")
+        screen.write("Answers", "bold")
+    for step, section, numbers in covered:
+        screen.write()
+        screen.write(f"{_answer(numbers)} (step {step}, {_heading(section)})", "bold")
+        for question in section.questions:
+            show_working(question, screen)
+        _rest(walk, section, screen)
+        _unfold([section], screen)
+
+
+def _answer(numbers: range) -> str:
+    return f"answer {numbers[0]}" if len(numbers) == 1 else f"answers {numbers[0]}–{numbers[-1]}"
+
+
+# ---- in a terminal
+
+
+def stroll(walk: Walk, screen: Screen, answers: bool = False) -> None:
+    """One step at a time, by keys; a question is answered, or its answer asked for, before the step goes on."""
+    _title(walk, screen)
+    steps, at = walk.steps, 0
+    answered: set[int] = set(range(len(steps))) if answers else set()
+    while at < len(steps):
+        try:
+            turn = _step(walk, at, answered, screen)
+        except Quit:
+            screen.write(f"Left at {at + 1} of {len(steps)}.", "dim")
+            return
         if at + turn < 0:
             screen.write("This is the first section.", "dim")
         at = max(0, at + turn)
     screen.write(f"The end of {walk.number}.", "bold")
 
 
-def steps(walk: Walk) -> list[list[Section]]:
-    """A step for each section; sections that are not about transformers are one step where they follow one another."""
-    grouped: list[list[Section]] = []
-    for section in walk.sections:
-        if section.skipped and grouped and grouped[-1][0].skipped == section.skipped:
-            grouped[-1].append(section)
+def _step(walk: Walk, at: int, answered: set[int], screen: Screen) -> int:
+    """One step: its questions, all that follows them, then a key; 1 to go on, -1 to go back."""
+    sections = walk.steps[at]
+    _head(walk, at + 1, sections, screen)
+    for section in sections:
+        _opening(section, screen)
+        for question in section.questions:
+            _question(question, "Your turn" if len(section.questions) == 1 else question.title, screen)
+            if at in answered:
+                show_working(question, screen)
+            elif not _answered(question, screen):
+                return -1
+        _rest(walk, section, screen)
+        _links(section, screen)
+        screen.write()
+    answered.add(at)
+    while True:
+        try:
+            key = screen.read(f"{KEYS}: ").lower()
+        except ShowWorking:
+            key = "w"
+        if key == "w":
+            _unfold(sections, screen)
+        elif key in ("", "b"):
+            return -1 if key else 1
         else:
-            grouped.append([section])
-    return grouped
+            screen.write(f"{key[:20]} is no key here: {KEYS}.")
+
+
+def _answered(question: Question, screen: Screen) -> bool:
+    """Read answers until they are right or asked for; False where the reader goes back."""
+    screen.write(f"{COVERED}.", "dim")
+    answers = [""] * len(question.blanks)
+    todo = wanted = list(range(len(answers)))
+    while todo:
+        try:
+            line = screen.read(f"{question.blanks[todo[0]].label}: ")
+        except ShowWorking:
+            line = ""
+        if line.lower() == "b":
+            return False
+        if line.lower() in ("", "w"):
+            break
+        todo = enter(question, answers, todo, wanted, line, screen)
+        if not todo:
+            graded = grade(question, answers)
+            if graded.solved:
+                screen.write("✓ Right.", "green")
+                break
+            todo = wanted = [i for i, right in enumerate(graded.right) if not right]
+            point_out(question, graded, wanted, screen)
+            screen.write("Try again; Enter shows the answer.", "dim")
+    show_working(question, screen)
+    return True
+
+
+# ---- what a section has
 
 
 def _title(walk: Walk, screen: Screen) -> None:
     screen.write(f"{walk.number}  {walk.title}", "bold")
+    screen.write(walk.credit, "dim")
     if walk.run:
         screen.write(f"with the numbers of {walk.run}", "dim")
+    if walk.beside:
+        screen.write(f"lines are those of {walk.beside}", "dim")
     screen.write()
 
 
-def _draw(walk: Walk, number: int, sections: Sequence[Section], screen: Screen) -> None:
-    """One step without its arithmetic."""
+def _heading(section: Section) -> str:
+    return section.title + (f" ({section.about})" if section.about else "")
+
+
+def _head(walk: Walk, step: int, sections: Sequence[Section], screen: Screen) -> None:
     screen.write("─" * screen.width, "dim")
-    first, last = sections[0], sections[-1]
-    where = f"line {first.lines[0]}" if first.lines[0] == last.lines[1] else f"lines {first.lines[0]}–{last.lines[1]}"
-    screen.write(f"{number} of {len(steps(walk))} · {where}", "dim")
+    first, last = sections[0].lines[0], sections[-1].lines[1]
+    where = f" · line {first}" if first == last else f" · lines {first}–{last}"
+    screen.write(f"{step} of {len(walk.steps)}{where if walk.beside else ''}", "dim")
     for section in sections:
-        screen.write(section.title + (f" ({section.about})" if section.about else ""), "bold")
-    if first.skipped:
-        screen.write(f"Left out: {first.skipped}.")
-    for section in sections:
-        _section(section, screen)
-    screen.write()
+        screen.write(_heading(section), "bold")
+    if sections[0].skipped:
+        screen.write(f"Left out: {sections[0].skipped}.")
 
 
-def _section(section: Section, screen: Screen) -> None:
+def _opening(section: Section, screen: Screen) -> None:
+    """What a section says before its questions."""
     if section.text:
-        screen.write(section.text)
+        screen.write(_plain(section.text))
     if section.lacking:
         screen.write(section.lacking, "yellow")
+
+
+def _question(question: Question, name: str, screen: Screen) -> None:
+    screen.write()
+    screen.write(name, "bold")
+    pose(question, screen)
+
+
+def _rest(walk: Walk, section: Section, screen: Screen) -> None:
+    """What a section shows: with questions, after their answers."""
+    if section.then:
+        screen.write()
+        screen.write(_plain(section.then))
     for source, tensors in groupby(section.shown, key=lambda shown: shown.source):
         screen.write()
         screen.write(f"Tensors of {source}", "dim")
@@ -101,21 +196,31 @@ def _section(section: Section, screen: Screen) -> None:
         screen.write()
         screen.write("Printed against right (✗ wrong, ~ rounded along the way)", "dim")
     for compared in section.compared:
-        _compared(compared, screen)
+        _compared(compared, walk, screen)
     if section.claims:
         screen.write()
         screen.write("Claims", "dim")
     for claim in section.claims:
-        screen.write(f"line {claim.line}:  {claim.text}", indent=2)
-        screen.write(f"{claim.verdict}{': ' if claim.evidence else ''}{claim.evidence}", CLAIMS[claim.verdict], 4)
+        screen.write(f"{_line(walk, claim.line)}{_plain(claim.text)}", indent=2)
+        evidence = _plain(claim.evidence)
+        screen.write(f"{claim.verdict}{': ' if evidence else ''}{evidence}", CLAIMS[claim.verdict], 4)
         if claim.command:
             screen.write(claim.command, "cyan", 4)
     if section.corrections:
         screen.write()
         screen.write("Corrections", "dim")
     for number, words in section.corrections:
-        screen.write(f"{number}. {words}", indent=2)
-    _links(section, screen)
+        screen.write(f"{number}. {_plain(words)}", indent=2)
+
+
+def _plain(text: str) -> str:
+    """A text without the marks of code."""
+    return re.sub(r"`([^`]+)`", r"\1", text)
+
+
+def _line(walk: Walk, line: int | None) -> str:
+    """Where a sentence stands in the reader's own copy of the document."""
+    return f"line {line}:  " if walk.beside and line else ""
 
 
 def _links(section: Section, screen: Screen) -> None:
@@ -134,21 +239,21 @@ def _links(section: Section, screen: Screen) -> None:
 
 def _unfold(sections: Iterable[Section], screen: Screen) -> None:
     """The arithmetic of a step."""
-    receipts = [receipt for section in sections for receipt in section.unfolded]
-    if not receipts:
-        return
-    for receipt in receipts:
-        screen.write(receipt.command, "bold")
-        for line in receipt.lines:
-            screen.write(line, indent=2)
+    for one in [one for section in sections for one in section.unfolded]:
         screen.write()
+        screen.write(one.command, "bold")
+        for line in one.lines:
+            screen.write(line, indent=2)
 
 
 def _tensor(shown: Shown, screen: Screen) -> None:
-    """A tensor: the document's symbol, our name and formula, and its numbers."""
+    """A tensor: the document's symbol, our name and formula, and its numbers, unless an earlier step has shown them."""
     sizes = " ".join(f"{axis} {size}" for axis, size in zip(shown.axes, shown.shape, strict=False))
     sizes = sizes or "×".join(map(str, shown.shape))
     about = joined((shown.name, sizes), "   ") + "   " + _whole(shown.meaning)
+    if shown.again:
+        screen.write(f"{shown.symbol}:  {joined([shown.name], '')}   as in {shown.again}", indent=2)
+        return
     screen.write(f"{shown.symbol}:  {about}".rstrip(), indent=2)
     tables = []
     for grid in shown.grids:
@@ -160,17 +265,19 @@ def _tensor(shown: Shown, screen: Screen) -> None:
         screen.write(f"(cut: {shown.cut})", "dim", 4)
 
 
-def _compared(compared: Compared, screen: Screen) -> None:
+def _compared(compared: Compared, walk: Walk, screen: Screen) -> None:
     """Printed numbers and the right ones; where all are right, once."""
     numbers = [number for row in compared.rows for number in row]
     named = "" if compared.name == compared.formula else f"{compared.name} = "
     same = f"   as {compared.where}" if compared.where else ""
-    head = f"line {compared.line}:  {named}{compared.formula}{same}"
+    head = f"{_line(walk, compared.line)}{named}{compared.formula}{same}"
     if len(numbers) == 1:
         screen.write(f"{head}   {_whole(_one(numbers[0]))}", indent=2)
         return
     counted = joined((f"{n} {verdict}" for verdict, n in compared.counts.items() if n), ", ")
     screen.write(f"{head}   {counted}", indent=2)
+    if compared.where and compared.counts["right"] == len(numbers):
+        return  # the tensor has the same table
     wrong = compared.counts["right"] < len(numbers)
     printed = [[number.printed + MARKS[number.verdict] for number in row] for row in compared.rows]
     tables = [Table("printed" if wrong else "", printed)]

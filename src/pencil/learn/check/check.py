@@ -7,7 +7,7 @@ describes it for authors.
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Report:
     title: str
     steps: tuple[Step, ...]
     claims: tuple[Claim, ...] = ()
+    values: Known = field(default_factory=dict, repr=False)  # the exact values of inputs and named steps
 
 
 def count(steps: Iterable[Step]) -> dict[str, int]:
@@ -112,7 +113,7 @@ def _report(tables: Tables, file: str) -> Report:
             formula, label = one_line(step["formula"]), one_line(step.get("label", ""))
             steps.append(Step(step.get("name") or formula, formula, label, step.get("line"), tuple(numbers)))
     claims = judge(tables, chain.exact, chain.printed)
-    return Report(file, tables.title, tuple(steps), claims)
+    return Report(file, tables.title, tuple(steps), claims, chain.exact)
 
 
 class _Chain:

@@ -24,14 +24,16 @@ class Table:
 class Blank:
     """One value to answer: exact, its number of decimals, and what it is when earlier steps are rounded (`also`).
 
-    With `words` the answer is a word, and `decimals` is unused.
+    With `words` the answer is a word, `also` are other right words, and `decimals` is unused. A number within
+    `tolerance` of the value is right too.
     """
 
     label: str
     value: Value
     decimals: int = 0
-    also: tuple[float, ...] = ()
+    also: tuple[Value, ...] = ()
     words: bool = False
+    tolerance: float = 0.0
 
     @property
     def written(self) -> str:

@@ -121,6 +121,8 @@ def same(blank: Blank, answer: Value, value: Value) -> bool:
         return isinstance(answer, str) and isinstance(value, str) and value.casefold().startswith(answer.casefold())
     if not (math.isfinite(answer) and math.isfinite(value)):
         return answer == value
+    if blank.tolerance and abs(answer - value) <= blank.tolerance * (1 + NEAR):
+        return True
     if blank.decimals == 0:
         return abs(answer - value) <= NEAR * max(1.0, abs(value))
     return bool(_roundings(answer, blank.decimals) & _roundings(value, blank.decimals, TWICE))

@@ -9,7 +9,11 @@ from pathlib import Path
 
 from ...console import visible
 from ..check.check import RIGHT, ROUNDED, Number
-from .sections import Compared, Drawn, Grid, Section, Shown, Walk, written
+from ..katas.exercise import Question
+from ..katas.grader import digits, labels
+from ..katas.grader import shown as given
+from .sections import Compared, Drawn, Section, Walk
+from .tables import Grid, Shown, written
 
 STYLE = Path(__file__).with_name("walk.css")
 PAGE = """<!doctype html>
@@ -40,15 +44,23 @@ addEventListener("afterprint", () => {{ while (folded.length) folded.pop().open 
 CLASSES = {RIGHT: "right", ROUNDED: "rounded"}
 
 
-def page(walk: Walk) -> str:
-    """The whole page of a walk."""
-    sections = list(enumerate(walk.sections, 1))
+def page(walk: Walk, answers: bool = False) -> str:
+    """The whole page of a walk; what follows a question is folded, or open with `answers`."""
+    steps = [(step, section) for step, group in enumerate(walk.steps, 1) for section in group]
+    sections = [(at, step, section) for at, (step, section) in enumerate(steps, 1)]
+    about = [
+        _text(walk.credit),
+        f"With the numbers of {_text(walk.run)}." if walk.run else "",
+        f"Lines are those of {_text(walk.beside)}." if walk.beside else "",
+    ]
     return PAGE.format(
         title=_text(f"{walk.number} · {walk.title}"),
         style=STYLE.read_text("utf-8"),
-        about=f'<p class="dim">With the numbers of {_text(walk.run)}.</p>' if walk.run else "",
-        contents="".join(f'<li><a href="#s{i}">{_text(_title(section))}</a></li>' for i, section in sections),
-        sections="\n".join(_section(i, section) for i, section in sections),
+        about="".join(f'<p class="dim">{line}</p>' for line in about if line),
+        contents="".join(
+            f'<li value="{step}"><a href="#s{at}">{_text(_title(section))}</a></li>' for at, step, section in sections
+        ),
+        sections="\n".join(_section(at, step, section, walk, answers) for at, step, section in sections),
     )
 
 
@@ -61,29 +73,58 @@ def _title(section: Section) -> str:
     return section.title + (f" ({section.about})" if section.about else "")
 
 
-def _section(number: int, section: Section) -> str:
+def _section(at: int, step: int, section: Section, walk: Walk, answers: bool) -> str:
     level = min(4, section.level + 1)
     first, last = section.lines
-    lines = f"line {first}" if first == last else f"lines {first}–{last}"
+    lines = f", line {first} of the document" if first == last else f", lines {first}–{last} of the document"
+    rest = [
+        f"<p>{_text(section.then)}</p>" if section.then else "",
+        *_tensors(section.shown),
+        f'<p class="dim">Not in this model: {_text(", ".join(section.missing))}</p>' if section.missing else "",
+        *_comparisons(section.compared, walk),
+        *_claims(section, walk),
+        *(_figure(one) for one in section.figures),
+        *_unfolded(section),
+        _list("Corrections", [f"{n}. {_text(words)}" for n, words in section.corrections]),
+    ]
+    if section.questions:
+        answer = "\n".join(("".join(map(_answer, section.questions)), *rest))
+        rest = [
+            *map(_question, section.questions),
+            f'<details class="answer"{" open" * answers}><summary>Reveal</summary>\n{answer}\n</details>',
+        ]
     return "\n".join(
         [
-            f'<section id="s{number}">',
+            f'<section id="s{at}">',
             f"<h{level}>{_text(_title(section))}</h{level}>",
-            f'<p class="where">{lines} of the document</p>',
+            f'<p class="where">step {step} of {len(walk.steps)}{lines if walk.beside else ""}</p>',
             f"<p>{_text(section.text)}</p>" if section.text else "",
             f'<p class="dim">Left out: {_text(section.skipped)}.</p>' if section.skipped else "",
             f'<p class="not">{_text(section.lacking)}</p>' if section.lacking else "",
-            *_tensors(section.shown),
-            f'<p class="dim">Not in this model: {_text(", ".join(section.missing))}</p>' if section.missing else "",
-            *_comparisons(section.compared),
-            *_claims(section),
-            *(_figure(one) for one in section.figures),
-            *_unfolded(section),
-            _list("Corrections", [f"{n}. {_text(words)}" for n, words in section.corrections]),
+            *rest,
             _links(section),
             "</section>",
         ]
     )
+
+
+def _question(question: Question) -> str:
+    """A question with what is given, and the blanks to fill on paper."""
+    tables = (
+        _table(one.name, [[given(value) for value in row] for row in one.rows], one.down, one.across)
+        for one in question.tables
+    )
+    how = digits(question)
+    blanks = " · ".join(map(_text, labels(question)))
+    return (
+        f'<div class="question"><p class="dim">Your turn</p><div class="tables">{"".join(tables)}</div>'
+        f"<p>{_text(question.ask)}</p><p>Answer{' ' + how if how else ''}: {blanks}</p></div>"
+    )
+
+
+def _answer(question: Question) -> str:
+    answers = " · ".join(f"{_text(blank.label)} = {_text(blank.written)}" for blank in question.blanks)
+    return f"<p><b>{answers}</b></p><pre>{_text(chr(10).join(question.working))}</pre>"
 
 
 def _tensors(tensors: Iterable[Shown]) -> Iterable[str]:
@@ -92,6 +133,10 @@ def _tensors(tensors: Iterable[Shown]) -> Iterable[str]:
         for one in group:
             sizes = " ".join(f"{axis} {size}" for axis, size in zip(one.axes, one.shape, strict=False))
             sizes = sizes or "×".join(map(str, one.shape))
+            if one.again:
+                again = f'<span class="dim">as in {_text(one.again)}</span>'
+                yield f"<p><b>{_text(one.symbol)}</b> · <code>{_text(one.name)}</code> {again}</p>"
+                continue
             about = f' <span class="dim">{_text(sizes)}</span> {_text(one.meaning)}'
             yield f"<p><b>{_text(one.symbol)}</b> · <code>{_text(one.name)}</code>{about}</p>"
             yield f'<div class="tables">{"".join(map(_grid, one.grids))}</div>'
@@ -100,28 +145,35 @@ def _tensors(tensors: Iterable[Shown]) -> Iterable[str]:
 
 
 def _grid(grid: Grid) -> str:
-    labelled = any(grid.down)
-    head = "".join(f"<th>{_text(word)}</th>" for word in (*([""] if labelled else ()), *grid.across))
-    rows = (
+    return _table(grid.where, written(grid.rows), grid.down, grid.across)
+
+
+def _table(name: str, rows: Sequence[Sequence[str]], down: Sequence[str] | None, across: Sequence[str] | None) -> str:
+    down, across = down or [""] * len(rows), across or []
+    labelled = any(down)
+    head = "".join(f"<th>{_text(word)}</th>" for word in (*([""] if labelled else ()), *across))
+    lines = (
         "<tr>"
         + (f"<th>{_text(word)}</th>" if labelled else "")
         + "".join(f"<td>{_text(v)}</td>" for v in row)
         + "</tr>"
-        for word, row in zip(grid.down, written(grid.rows), strict=True)
+        for word, row in zip(down, rows, strict=True)
     )
-    caption = f"<caption>{_text(grid.where)}</caption>" if grid.where else ""
-    top = f"<thead><tr>{head}</tr></thead>" if any(grid.across) else ""
-    return f"<table>{caption}{top}<tbody>{''.join(rows)}</tbody></table>"
+    caption = f"<caption>{_text(name)}</caption>" if name else ""
+    top = f"<thead><tr>{head}</tr></thead>" if any(across) else ""
+    return f"<table>{caption}{top}<tbody>{''.join(lines)}</tbody></table>"
 
 
-def _comparisons(comparisons: Sequence[Compared]) -> Iterable[str]:
+def _comparisons(comparisons: Sequence[Compared], walk: Walk) -> Iterable[str]:
     if comparisons:
         yield '<p class="dim">Printed, and below it the right number where the printed one is not right</p>'
     for one in comparisons:
         named = "" if one.name == one.formula else f"{one.name} = "
         counted = ", ".join(f"{n} {verdict}" for verdict, n in one.counts.items() if n)
         same = f", as <code>{_text(one.where)}</code>" if one.where else ""
-        yield f"<p>line {one.line}: <code>{_text(named + one.formula)}</code>{same} · {counted}</p>"
+        yield f"<p>{_line(walk, one.line)}<code>{_text(named + one.formula)}</code>{same} · {counted}</p>"
+        if one.where and set(one.counts.values()) == {0, one.counts[RIGHT]}:
+            continue  # the tensor has the same table
         rows = "".join("<tr>" + "".join(map(_number, row)) + "</tr>" for row in one.rows)
         yield f'<div class="tables"><table class="compared"><tbody>{rows}</tbody></table></div>'
         for words in sorted({number.note for row in one.rows for number in row if number.note}):
@@ -136,14 +188,19 @@ def _number(number: Number) -> str:
     return f'<td class="{kind}"><s>{_text(number.printed)}</s>{mark}<ins>{_text(number.true)}</ins></td>'
 
 
-def _claims(section: Section) -> Iterable[str]:
+def _line(walk: Walk, line: int | None) -> str:
+    """Where a sentence stands in the reader's own copy of the document."""
+    return f"line {line}: " if walk.beside and line else ""
+
+
+def _claims(section: Section, walk: Walk) -> Iterable[str]:
     if section.claims:
         yield '<p class="dim">Claims</p><ul>'
         for claim in section.claims:
             kind = {"shown": "shown", "wrong": "wrong"}.get(claim.verdict, "not")
             command = f" <code>{_text(claim.command)}</code>" if claim.command else ""
             yield (
-                f'<li>line {claim.line}: {_text(claim.text)} <b class="{kind}">{_text(claim.verdict)}</b>'
+                f'<li>{_line(walk, claim.line)}{_text(claim.text)} <b class="{kind}">{_text(claim.verdict)}</b>'
                 f"{': ' if claim.evidence else ''}{_text(claim.evidence)}{command}</li>"
             )
         yield "</ul>"

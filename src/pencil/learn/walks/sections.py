@@ -1,142 +1,23 @@
 """A walk through a document: its sections with numbers from traces and verdicts from its check file."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...config import UserError
-from ...tracing.receipt import format_number
+from ...tracing import trace
 from ...tracing.trace_base import TraceBase
 from ..check.check import VERDICTS, Number, Report, Step, check, shipped
 from ..check.claims import Claim
-from .data import Document, Entry, Figure, document
-
-ROWS, COLUMNS, TABLES = 12, 16, 4  # of one tensor of a worked example
-RUN_ROWS, RUN_COLUMNS, RUN_TABLES = 8, 8, 2  # and of a run's, which are larger
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Numbers in rows; `where` says which of the leading axes, such as the head."""
-
-    where: str
-    rows: tuple[tuple[float, ...], ...]
-    down: tuple[str, ...]
-    across: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A tensor, or a part of it: the document's symbol, our name, symbol and formula, and its numbers."""
-
-    symbol: str
-    source: str  # what it is a tensor of: example:NAME, or a run
-    name: str
-    ours: str
-    formula: str
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    grids: tuple[Grid, ...]
-    cut: str  # what is not shown
-
-    @property
-    def meaning(self) -> str:
-        return f"{self.ours} = {self.formula}" if self.ours and self.formula else self.ours or self.formula
-
-
-def found_in(trace: TraceBase, where: str) -> str | None:
-    """The first of the names, separated by |, that a trace has; its encoder's where the trace has no other."""
-    for one in (word.strip() for word in where.split("|")):
-        for tried in (one, f"encoder.{one}"):
-            if re.sub(r"\[.*", "", tried) in trace:
-                return tried
-    return None
-
-
-def fitting(trace: TraceBase, where: str) -> str:
-    """The same name, with an index that is within the tensor's shape."""
-    name, index = _parsed(where)
-    shape = trace[name].shape
-    if index is None:
-        return name
-    held = [one if isinstance(one, slice) else min(one, side - 1) for one, side in zip(index, shape, strict=False)]
-    return f"{name}[{','.join(':' if isinstance(one, slice) else str(one) for one in held)}]"
-
-
-def shown(trace: TraceBase, source: str, symbol: str, where: str, small: bool = False) -> Shown:
-    """A tensor, or the part of it that an index names, as tables of its last two axes."""
-    name, index = _parsed(where)
-    view = trace[name]
-    values = np.asarray(view.value)
-    letters = view.node.axes.split()
-    if len(letters) != values.ndim:
-        letters = [""] * values.ndim
-    labels = [trace.words(letter, side) for letter, side in zip(letters, values.shape, strict=True)]
-    index = (*(index or ()), *[slice(None)] * (values.ndim - len(index or ())))
-    kept = [k for k, one in enumerate(index) if isinstance(one, slice)]
-    part, sides = values[index], [labels[k] for k in kept]
-    letters = [letters[k] for k in kept]
-    if part.ndim > 2 and part.shape[0] == 1 and letters[0] in ("B", ""):
-        part, sides, letters = part[0], sides[1:], letters[1:]  # one row of the batch is no axis to read
-    grids, cut = _grids(part, letters, sides, (RUN_TABLES, RUN_ROWS, RUN_COLUMNS) if small else (TABLES, ROWS, COLUMNS))
-    node = view.node
-    axes = tuple(node.axes.split()) if len(node.axes.split()) == len(node.shape) else ()
-    return Shown(symbol, source, where, node.symbol, node.formula, tuple(node.shape), axes, grids, cut)
-
-
-def _grids(
-    values: Any, letters: list[str], sides: list[list[str]], most: tuple[int, int, int]
-) -> tuple[tuple[Grid, ...], str]:
-    """Tables of the last two axes, at most so many and so large, and what was cut."""
-    if values.ndim == 0:
-        return (Grid("", ((_number(values),),), ("",), ("",)),), ""
-    if values.ndim == 1:
-        values, letters, sides = values[None], ["", *letters], [[""], *sides]
-    tables, rows, columns = most
-    places = list(np.ndindex(values.shape[:-2]))
-    grids = []
-    for at in places[:tables]:
-        part = values[at][:rows, :columns]
-        where = ", ".join(f"{letters[k] or 'axis'} {sides[k][i]}" for k, i in enumerate(at) if len(sides[k]) > 1)
-        grids.append(
-            Grid(
-                where,
-                tuple(tuple(_number(cell) for cell in row) for row in part),
-                tuple(sides[-2][:rows]),
-                tuple(sides[-1][:columns]),
-            )
-        )
-    parts = [
-        f"{most} of {whole} {word}"
-        for most, whole, word in (
-            (tables, len(places), "tables"),
-            (rows, values.shape[-2], "rows"),
-            (columns, values.shape[-1], "columns"),
-        )
-        if whole > most
-    ]
-    return tuple(grids), ", ".join(parts)
-
-
-def _number(value: Any) -> float:
-    return float(value)
-
-
-def _parsed(where: str) -> tuple[str, tuple[int | slice, ...] | None]:
-    name, _, inside = where.partition("[")
-    if not inside:
-        return name, None
-    words = inside.rstrip("]").split(",")
-    return name, tuple(slice(None) if word == ":" else int(word) for word in words)
-
-
-def written(rows: Sequence[Sequence[float]], digits: int = 4) -> list[list[str]]:
-    """Numbers as text."""
-    return [[format_number(value, digits) for value in row] for row in rows]
+from ..katas.exercise import Question
+from .data import Document, Entry, Figure, Part
+from .data import document as written_walk
+from .headings import check_headings
+from .questions import exercise, own_question
+from .sizes import Unresolved, filled, present
+from .tables import LIMITS, RUN_LIMITS, Earlier, Limits, Shown, fitting, shown, tensor_of
 
 
 @dataclass(frozen=True)
@@ -145,6 +26,9 @@ class Source:
 
     word: str
     trace: TraceBase
+
+
+Find = Callable[[str], tuple[Source, str]]  # the trace of a name, and the name in it
 
 
 @dataclass(frozen=True)
@@ -160,13 +44,13 @@ class Compared:
     @property
     def counts(self) -> dict[str, int]:
         """The number of verdicts of each kind."""
-        found = [number.verdict for row in self.rows for number in row]
-        return {verdict: found.count(verdict) for verdict in VERDICTS}
+        verdicts = [number.verdict for row in self.rows for number in row]
+        return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
 
 @dataclass(frozen=True)
 class Unfolded:
-    """The arithmetic of one cell, or the working of an exercise, line by line, and the command that shows it."""
+    """The arithmetic of one cell, line by line, and the command that shows it."""
 
     title: str
     lines: tuple[str, ...]
@@ -184,7 +68,10 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Section:
-    """One heading of a document with all that belongs to it."""
+    """One heading of a document with all that belongs to it.
+
+    `then` and all that follows it may give away the answers to the questions, and is shown after them.
+    """
 
     title: str
     level: int
@@ -192,127 +79,208 @@ class Section:
     lines: tuple[int, int]
     text: str
     skipped: str
-    shown: tuple[Shown, ...]
-    compared: tuple[Compared, ...]
-    claims: tuple[Claim, ...]
-    unfolded: tuple[Unfolded, ...]
     katas: tuple[str, ...]
     labs: tuple[str, ...]
-    figures: tuple[Drawn, ...]
-    corrections: tuple[tuple[int | str, str], ...]
     commands: tuple[str, ...]
+    questions: tuple[Question, ...] = ()
+    then: str = ""
+    shown: tuple[Shown, ...] = ()
+    compared: tuple[Compared, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    corrections: tuple[tuple[int | str, str], ...] = ()
+    unfolded: tuple[Unfolded, ...] = ()
+    figures: tuple[Drawn, ...] = ()
     missing: tuple[str, ...] = ()  # tensors of the section that the run's model does not have
     lacking: str = ""  # why a run has none of the section
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A document from its first heading to its last; `run` is the run whose numbers it has."""
+    """A document from its first heading to its last; `run` is the run whose numbers it has.
+
+    `beside` is the reader's own copy of the document, whose lines the sections name.
+    """
 
     number: str
     title: str
+    author: str
+    date: str
     sections: tuple[Section, ...]
     run: str = ""
+    beside: str = ""
+
+    @property
+    def steps(self) -> list[list[Section]]:
+        """A step for each section; sections that are not about transformers are one where they follow one another."""
+        return grouped(self.sections)
+
+    @property
+    def credit(self) -> str:
+        """Who wrote the document, and when."""
+        return f"by {self.author}" * bool(self.author) + (
+            "author not named" * (not self.author) + f", {self.date}" * bool(self.date)
+        )
 
 
-def walk(number: str, run: Source | None = None) -> Walk:
-    """The walk of one document: with its own numbers, or with those of a run."""
-    written = document(number)
+def grouped(sections: Sequence[Any]) -> list[list[Any]]:
+    """The sections of each step, in order; entries of a file are grouped alike."""
+    steps: list[list[Any]] = []
+    for section in sections:
+        if section.skipped and steps and steps[-1][0].skipped == section.skipped:
+            steps[-1].append(section)
+        else:
+            steps.append([section])
+    return steps
+
+
+def walk(number: str, run: Source | None = None, beside: str | Path | None = None) -> Walk:
+    """The walk of one document, or of a file of one's own: with the document's numbers, or with those of a run.
+
+    `beside` is the reader's copy of the document; one with other headings is refused.
+    """
+    document = written_walk(number)
+    if beside is not None:
+        check_headings(document, Path(beside))
     if run is None:
-        return _published(written)
-    sections = tuple(_of_run(entry, run) for entry in written.sections)
-    if not any(section.shown for section in sections):
-        raise UserError(f"{run.word} has no tensor that a section of {number} is about; pencil show lists what it has")
-    return Walk(number, written.title, sections, run.word)
-
-
-def _published(written: Document) -> Walk:
-    from ..worked.examples import example
-
-    traces = cache(lambda name: Source(f"example:{name}", example(name)))
-    report = check(shipped()[written.check])
+        sections = _published(document)
+    else:
+        sections = tuple(_of_run(document, entry, run) for entry in document.sections)
+        if not any(section.shown for section in sections):
+            raise UserError(
+                f"{run.word} has no tensor that a section of {number} is about; pencil show lists what it has"
+            )
     return Walk(
-        written.number,
-        written.title,
-        tuple(_of_document(written.number, entry, report, traces) for entry in written.sections),
+        document.number,
+        document.title,
+        document.author,
+        document.date,
+        _each_table_once(sections, LIMITS if run is None else RUN_LIMITS),
+        "" if run is None else run.word,
+        "" if beside is None else str(beside),
     )
 
 
-def _of_document(number: str, entry: Entry, report: Report, traces: Callable[[str], Source]) -> Section:
+def _each_table_once(sections: Sequence[Section], limits: Limits) -> tuple[Section, ...]:
+    """A tensor that an earlier step has shown names that step."""
+    earlier, made = Earlier(), []
+    for step, group in enumerate(grouped(sections), 1):
+        for section in group:
+            again = [replace(one, again=earlier.add(one, step, limits)) for one in section.shown]
+            made.append(replace(section, shown=tuple(again)))
+    return tuple(made)
+
+
+def _published(document: Document) -> tuple[Section, ...]:
+    report = _report(document)
+    traces = _Traces(document)
+    return tuple(_of_document(document, entry, report, traces) for entry in document.sections)
+
+
+def _report(document: Document) -> Report:
+    if not document.check:
+        return Report(document.number, document.title, ())
+    return check(shipped().get(document.check) or Path(document.check))
+
+
+def _of_document(document: Document, entry: Entry, report: Report, traces: "_Traces") -> Section:
+    of = partial(traces.find, entry)
+    on = partial(document.on, entry)
     steps = sorted((step for step in report.steps if _within(step.line, entry)), key=lambda step: step.line or 0)
-    of = _Traces(traces, entry.example)
+    beside = dict(entry.beside)
+    if unknown := [name for name in beside if name not in {step.name for step in steps}]:
+        raise document.error(entry, "beside", f"{unknown[0]} is no step of the check file within the section's lines")
     return Section(
         **_words(entry),
-        text=f"{entry.text} {entry.of_example}".strip(),
-        shown=tuple(_shown(*of.find(part.name), part.symbol) for part in entry.show),
-        compared=tuple(_compared(step, dict(entry.beside).get(step.name, "")) for step in steps),
+        text=f"{traces.text(entry, 'text')} {traces.text(entry, 'of_example')}".strip(),
+        then=traces.text(entry, "then"),
+        questions=(
+            *(on("ask", exercise, document.number, name) for name in entry.ask),
+            *(on("question", own_question, one, report.values, entry.title) for one in entry.question),
+        ),
+        shown=tuple(on("show", _shown, of, part) for part in entry.show),
+        compared=tuple(_compared(step, beside.get(step.name, "")) for step in steps),
         claims=tuple(claim for claim in report.claims if _within(claim.line, entry)),
-        unfolded=(*(_receipt(*of.find(cell)) for cell in entry.cells), *map(_working, entry.working)),
+        corrections=entry.corrections,
+        unfolded=tuple(on("cells", _receipt_of, of, cell) for cell in entry.cells),
         figures=tuple(
-            _drawing(number, one) if one.drawing else _figure(one, *of.find(one.of)) for one in entry.figures
+            _drawing(document, entry, one) if one.drawing else on("figures", _figure_of, of, one)
+            for one in entry.figures
         ),
     )
 
 
-@dataclass(frozen=True)
 class _Traces:
-    """The traces of the worked examples; `usual` is that of a name without its own."""
+    """The traces of the worked examples, and of the trace files that a walk of one's own names."""
 
-    traces: Callable[[str], Source]
-    usual: str
+    def __init__(self, document: Document):
+        self.document = document
+        self.opened = cache(self._open)
 
-    def find(self, where: str) -> tuple[Source, str]:
+    def _open(self, name: str) -> Source:
+        from ..worked.examples import example
+
+        if Path(name).suffix and self.document.folder is not None:
+            path = self.document.folder / name
+            return Source(str(path), trace.read(path))
+        return Source(f"example:{name}", example(name))
+
+    def find(self, entry: Entry, where: str) -> tuple[Source, str]:
         """The trace of a name, which may begin with example:NAME, and the name in it."""
-        if not where.startswith("example:"):
-            return self.traces(self.usual), where
-        example, _, name = where.removeprefix("example:").partition(" ")
-        return self.traces(example), name
+        example, name = entry.example, where
+        if where.startswith("example:"):
+            example, _, name = where.removeprefix("example:").partition(" ")
+        if not example:
+            raise UserError(f"{where} has no trace; name the section's example")
+        return self.document.on(entry, "example", self.opened, example), name
+
+    def text(self, entry: Entry, key: str) -> str:
+        """A text of a section with the sizes of its example."""
+        text = getattr(entry, key)
+        if "{" not in text:
+            return text
+        source = self.document.on(entry, "example", self.opened, entry.example) if entry.example else None
+        try:
+            return filled(text, dict(self.document.sizes), source and source.trace)
+        except Unresolved as error:
+            raise self.document.error(entry, key, str(error)) from None
 
 
-def _shown(source: Source, where: str, symbol: str, small: bool = False) -> Shown:
-    return shown(source.trace, source.word, symbol, where, small)
+def _shown(of: Find, part: Part) -> Shown:
+    source, name = of(part.name)
+    return shown(source.trace, source.word, part.symbol, name)
 
 
-def _of_run(entry: Entry, run: Source) -> Section:
+def _receipt_of(of: Find, cell: str) -> Unfolded:
+    return _receipt(*of(cell))
+
+
+def _figure_of(of: Find, figure: Figure) -> Drawn:
+    return _figure(figure, *of(figure.of))
+
+
+def _of_run(document: Document, entry: Entry, run: Source) -> Section:
     parts = [part for part in entry.show if part.run]
-    whole = all(found_in(run.trace, name) for name in entry.needs)
-    names = [(part, found_in(run.trace, part.run) if whole else None) for part in parts]
+    whole = all(present(run.trace, name) for name in entry.needs)
+    names = [(part, present(run.trace, part.run) if whole else None) for part in parts]
     here = [(part, fitting(run.trace, name)) for part, name in names if name]
-    cells = [found_in(run.trace, cell) for cell in entry.run_cells or entry.cells] if here else []
-    drawn = [(one, found_in(run.trace, one.run)) for one in entry.figures if one.run and here]
-    why = entry.lacks or "this model has no " + ", ".join(_generic(part.run) for part in parts)
+    cells = [present(run.trace, cell) for cell in entry.run_cells or entry.cells] if here else []
+    drawn = [(one, present(run.trace, one.run)) for one in entry.figures if one.run and here]
+    why = entry.lacks or "this model has no " + ", ".join(tensor_of(part.run) for part in parts)
+    sizes = dict(document.sizes)
     return Section(
         **_words(entry),
-        text=entry.text,
-        shown=tuple(_shown(run, name, part.symbol, small=True) for part, name in here),
-        compared=(),
-        claims=(),
+        text=filled(entry.text, sizes, run.trace, leave_out=True),
+        shown=tuple(shown(run.trace, run.word, part.symbol, name, RUN_LIMITS) for part, name in here),
         unfolded=tuple(_receipt(run, fitting(run.trace, cell)) for cell in cells if cell),
         figures=tuple(_figure(replace(one, caption=name), run, name) for one, name in drawn if name),
-        missing=tuple(_generic(part.run) for part, name in names if not name) if here else (),
+        missing=tuple(tensor_of(part.run) for part, name in names if not name) if here else (),
         lacking=f"{entry.title}: {why}" if parts and not here else "",
     )
 
 
 def _words(entry: Entry) -> dict[str, Any]:
-    return {
-        key: getattr(entry, key)
-        for key in (
-            "title",
-            "level",
-            "about",
-            "lines",
-            "skipped",
-            "katas",
-            "labs",
-            "corrections",
-            "commands",
-        )
-    }
-
-
-def _generic(names: str) -> str:
-    return names.split("|")[0].strip().partition("[")[0]
+    keys = ("title", "level", "about", "lines", "skipped", "katas", "labs", "commands")
+    return {key: getattr(entry, key) for key in keys}
 
 
 def _within(line: int | None, entry: Entry) -> bool:
@@ -327,17 +295,8 @@ def _compared(step: Step, where: str) -> Compared:
 
 
 def _receipt(source: Source, cell: str) -> Unfolded:
-    found = source.trace[cell].why()
-    return Unfolded(found.where, tuple(found.lines()), f"pencil why {source.word} '{cell}'")
-
-
-def _working(name: str) -> Unfolded:
-    """The working of an exercise with the document's own numbers."""
-    from ..katas import kata
-
-    question = kata(name).make(None)
-    answers = ", ".join(f"{blank.label} = {blank.written}" for blank in question.blanks)
-    return Unfolded(question.title, (answers, *question.working), f"pencil kata {name}")
+    receipt = source.trace[cell].why()
+    return Unfolded(receipt.where, tuple(receipt.lines()), f"pencil why {source.word} '{cell}'")
 
 
 def _figure(figure: Figure, source: Source, of: str) -> Drawn:
@@ -351,8 +310,10 @@ def _figure(figure: Figure, source: Source, of: str) -> Drawn:
     )
 
 
-def _drawing(number: str, figure: Figure) -> Drawn:
+def _drawing(document: Document, entry: Entry, figure: Figure) -> Drawn:
     from ..figures import FIGURES, drawn
 
-    made = FIGURES[number][figure.drawing]
-    return Drawn(figure.caption, f"pencil figures {number} --out figures", lambda: drawn(made(), "png"))
+    made = FIGURES.get(document.number, {}).get(figure.drawing)
+    if made is None:
+        raise document.error(entry, "figures", f"there is no drawing {figure.drawing}; name a tensor as of instead")
+    return Drawn(figure.caption, f"pencil figures {document.number} --out figures", lambda: drawn(made(), "png"))

@@ -12,8 +12,8 @@ from ...core.attention import Attention, attend
 from ...core.blocks import AdaBlock, AdaNormBlock
 from ...core.embed import Patches, TimestepEmbedding
 from ...core.layers import MLP, LayerNorm, gelu_tanh
-from ...core.masks import full
-from ...core.positions import T5
+from ...core.masks import causal, full
+from ...core.positions import T5, Sinusoidal
 from ...core.probe import OFF, Probe
 from ...core.span import Span
 from ...models.captioner import Captioner, CaptionerConfig
@@ -101,6 +101,78 @@ def soft_lookup() -> LiveTrace:
     """One query and three keys in the plane, similar, opposite and at a right angle: a weighted sum of their values."""
     keys, values = [[0.9, 0.5], [-1.7, -1.2], [-0.8, 1.2]], [[2.0, 1.0], [-1.0, 2.0], [1.0, -2.0]]
     return _trace_vectors([[1.2, 0.8]], keys, values, ["q"], ["k1", "k2", "k3"])
+
+
+class Stamps(nn.Module):
+    """The sinusoidal embedding of each position, added to the row that stands there."""
+
+    NAMES = {"out": ("B T D", "x + P", "x + P")}
+    INPUTS = {"strip": "x"}
+
+    def __init__(self):
+        super().__init__()
+        self.positions = Sinusoidal(4)
+
+    def forward(self, strip: Tensor, probe: Probe = OFF) -> Tensor:
+        stamped, _ = self.positions(strip, Span.whole(strip.shape[1]), probe / "positions")
+        return probe("out", stamped)
+
+
+def pencil_stamps() -> LiveTrace:
+    """The stamps of seats 0, 1 and 2 at width 4, each added to a strip of four twos."""
+    seats = [f"seat {i}" for i in range(3)]
+    return trace(Stamps(), torch.full((1, 3, 4), 2.0, dtype=torch.float64), words={"T": seats})
+
+
+class TameOneStrip(nn.Module):
+    """LayerNorm of each row alone, line by line; `out` is what the models' own LayerNorm gives."""
+
+    NAMES = {
+        "middle": ("B T 1", "μ", "mean(x)"),
+        "differences": ("B T D", "x − μ", "x − μ"),
+        "average_square": ("B T 1", "σ²", "mean((x − μ)²)"),
+        "x_n": ("B T D", "x_n", "(x − μ)/√(σ² + ε)"),
+        "out": ("B T D", "LN(x)", "γ·x_n + β"),
+    }
+    INPUTS = {"strip": "x"}
+    WEIGHTS = {"norm.weight": "γ", "norm.bias": "β"}
+
+    def __init__(self):
+        super().__init__()
+        self.norm: Any = LayerNorm(4, eps=1e-6)
+        self.double()
+
+    def forward(self, strip: Tensor, probe: Probe = OFF) -> Tensor:
+        middle = probe("middle", strip.mean(-1, keepdim=True))
+        differences = probe("differences", strip - middle)
+        average_square = probe("average_square", (differences * differences).mean(-1, keepdim=True))
+        x_n = probe("x_n", differences / (average_square + self.norm.eps).sqrt())
+        return probe("out", self.norm.weight * x_n + self.norm.bias)
+
+
+def pencil_layernorm() -> LiveTrace:
+    """LayerNorm of one strip, [50, 60, 40, 30], with γ at 1, β at 0 and ε of a millionth."""
+    strip = torch.tensor([[[50, 60, 40, 30]]], dtype=torch.float64)
+    return trace(TameOneStrip(), strip, words={"T": ["strip"]})
+
+
+class MaskedPortions(nn.Module):
+    """Queries and keys under the causal mask, up to the portions."""
+
+    NAMES = {name: Attention.NAMES[name] for name in ("raw_scores", "scores", "pattern")} | {
+        "mask": ("B 1 T S", "M", "")
+    }
+    INPUTS = {"want": "Q", "have": "K"}
+
+    def forward(self, want: Tensor, have: Tensor, probe: Probe = OFF) -> Tensor:
+        return attend(want, have, have, Span.whole(want.shape[2]).under(causal).seen, probe=probe)
+
+
+def pencil_mask() -> LiveTrace:
+    """Three tokens with equal scores under the causal mask: portions of 1, one half each, one third each."""
+    tokens = [f"token {i}" for i in (1, 2, 3)]
+    tag = torch.ones(1, 1, 3, 1, dtype=torch.float64)
+    return trace(MaskedPortions(), tag, tag.clone(), words={"T": tokens, "S": tokens})
 
 
 def nanogpt_block() -> LiveTrace:
@@ -322,7 +394,10 @@ def t5() -> LiveTrace:
 
 EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "vit-4x4": vit_4x4,
+    "pencil-stamps": pencil_stamps,
     "pencil-attention": pencil_attention,
+    "pencil-layernorm": pencil_layernorm,
+    "pencil-mask": pencil_mask,
     "nanogpt-block": nanogpt_block,
     "vit-text": vit_text,
     "mha-demo": mha_demo,

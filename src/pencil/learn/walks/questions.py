@@ -1,0 +1,58 @@
+"""The questions of a walk: exercises with the document's own numbers, and questions of the document itself."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ...config import UserError
+from ..check.formula import read, work_out
+from ..katas import KATAS, PAGES, kata, page
+from ..katas.exercise import Blank, Question
+from .data import Asked
+
+
+def exercise(number: str, name: str) -> Question:
+    """An exercise with the numbers of its document: of the list, or of the page of this document by its title."""
+    if name in KATAS:
+        return kata(name).make(None)
+    if number not in PAGES:
+        raise UserError(f"there is no exercise {name}; pencil kata --list has their names")
+    questions = _questions(number)
+    if name not in questions:
+        raise UserError(f"there is no exercise {name}, and pencil kata --page {number} has no question of that title")
+    return questions[name]
+
+
+@cache
+def _questions(number: str) -> dict[str, Question]:
+    """The questions of a document's page by title, and by section and title where several have it."""
+    questions: dict[str, Question] = {}
+    for section in page(number):
+        for question in section.questions:
+            questions.setdefault(question.title, question)
+            questions.setdefault(f"{section.title}: {question.title}", question)
+    return questions
+
+
+def own_question(asked: Asked, known: Mapping[str, np.ndarray], title: str) -> Question:
+    """A question of the document; a formula is worked out from the values of its check file."""
+    answers: tuple[Any, ...] = asked.answer
+    if asked.formula:
+        value = work_out(read(asked.formula), dict(known))
+        answers = tuple(np.ravel(value).tolist())
+    labels = asked.labels or ("answer",) * len(answers)
+    if len(labels) != len(answers):
+        raise UserError(f"{asked.formula} gives {len(answers)} numbers, and labels has {len(labels)}")
+    blanks = tuple(_blank(asked, label, answer) for label, answer in zip(labels, answers, strict=True))
+    working = (asked.because,) if asked.because else (asked.formula,) if asked.formula else ()
+    return Question((), asked.prompt, blanks, work=lambda: working, kata="", title=title)
+
+
+def _blank(asked: Asked, label: str, answer: Any) -> Blank:
+    if isinstance(answer, str):
+        return Blank(label, answer, words=True, also=asked.accept)
+    digits = str(answer).partition(".")[2] if not asked.formula else ""
+    decimals = asked.decimals or (0 if digits == "0" else len(digits))
+    return Blank(label, float(answer), decimals, tolerance=asked.tolerance)
