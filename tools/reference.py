@@ -170,6 +170,15 @@ def by_family(kind_of: Callable[[Family], type | None], left_out: Iterable[str] 
     return [f"- {name}: {names}" for name, names in lines.items() if names]
 
 
+def listed(name: str) -> str:
+    """A line for one name of `pencil.listings`: how it is called, and what it is."""
+    value = getattr(pencil.listings, name)
+    parameters = inspect.signature(value).parameters.values()
+    called = ", ".join(str(one.replace(annotation=one.empty)) for one in parameters)
+    about = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
+    return f"- `{name}({called})`: {about}"
+
+
 def takes(name: str) -> list[str]:
     """What a name takes by keyword besides its own arguments: settings and options, by their names."""
     sampling = [f"The settings of sampling: {names_of(pencil.Sampling)}."]
@@ -184,6 +193,7 @@ def takes(name: str) -> list[str]:
             *by_family(lambda record: record.trace_options if record.trace else None, ["given"]),
         ],
         "fit": [training],
+        "listings": ["Arrays in, arrays out:\n", *map(listed, pencil.listings.__all__)],
         "train": [
             f"{training}\n",
             f"Those of some families: {', '.join(f'`{one}`' for one in OPTIONAL)}.\n",

@@ -58,8 +58,12 @@ _LAZY = {
     "Tokens": "core.embed",
     "Patches": "core.embed",
     "TimestepEmbedding": "core.embed",
+    "fold": "core.patches",
+    "swap": "core.patches",
+    "glue": "core.patches",
     "convert_rope": "models.rope_pairs",
     "diffusion": "inference",  # a module
+    "listings": "listings",  # a module: the documents' own names, of arrays
     "configure": "families",
     "create": "families",
     "Sampling": "inference.sampling",

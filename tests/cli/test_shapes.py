@@ -99,3 +99,14 @@ def test_a_cost_is_of_the_changed_model(type_in):
     assert found["model"] == "gpt:nanogpt with kv_heads 1"
     assert found["config"]["kv_heads"] == 1
     assert found["parameters"]["total"] == family("gpt").parameters(configure("gpt", "nanogpt", kv_heads=1))
+
+
+@pytest.mark.parametrize("name", ["gpt", "captioner"])
+def test_the_presets_of_the_notation_have_one_head_and_an_mlp_of_4d(type_in, monkeypatch, name):
+    """Document 001: a single head, so that d_k = d_v = D, d_ff = 4D, learned positions and biases."""
+    monkeypatch.setenv("COLUMNS", "160")
+    shown, c = type_in("shapes", f"{name}:seed").out, configure(name, "seed")
+    tokens = c.sizes["T"]
+    assert re.search(rf" Q +X̃ W_Q \+ b_Q +B h T d +1×1×{tokens}×{c.width} ", shown)
+    assert re.search(rf" G +GELU\(U\) +B T F +1×{tokens}×{4 * c.width} ", shown)
+    assert re.search(rf" A +softmax\(S\) +B h T S +1×1×{tokens}×{tokens} ", shown)

@@ -39,6 +39,7 @@ def attend(
     routes. With g < h each key-value head serves h/g query heads. In a mask True or 1 attends (`booleans`); what it
     masks has no effect, whatever it holds, and a query that attends to a key or value that is not finite gets NaN.
     """
+    check_tensors("attend", q=q, k=k, v=v)
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         return _without_heads(q, k, v, mask, bias, scale, dropout, probe)
     seen = seen_by(mask, q, (len(q), q.shape[1], q.shape[2], k.shape[2])) if isinstance(mask, (Tensor, Mask)) else mask
@@ -52,6 +53,26 @@ def attend(
         return _attend(q, k, v, seen, bias, scale, dropout, probe)
     k, v, broken = _finite(q, k, v, seen)
     return _attend(q, k, v, seen, bias, scale, dropout, probe).masked_fill(broken, torch.nan)
+
+
+def check_tensors(name: str, **values: Any) -> None:
+    """Refuse arrays and whatever else is no tensor, with what to call instead."""
+    for argument, value in values.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"{name} takes tensors of PyTorch, and {argument} is of the type {type(value).__name__}: give "
+                f"torch.as_tensor({argument}), or call pencil.listings, whose functions take NumPy arrays"
+            )
+
+
+def check_call(x: Any, span: Any) -> None:
+    """Refuse arrays, and keys where an `Attention` takes its span."""
+    check_tensors("Attention", x=x)
+    if isinstance(span, Tensor):
+        raise ValueError(
+            "after x comes a span, not a second tensor: attention(x, source=keys, values=values), or "
+            "pencil.listings.MultiHeadAttention(width, heads)(query, key, value)"
+        )
 
 
 def _attend(q, k, v, seen: Seen | None, bias, scale: float, dropout: float, probe: Probe) -> Tensor:
@@ -310,6 +331,7 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         probe: Probe = OFF,
     ) -> Float[Tensor, "*B T D"]:
+        check_call(x, span)
         if span is None:
             return self._whole(x, source, values, mask, cache, probe)
         if mask is not None or values is not None:

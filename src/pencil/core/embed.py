@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from .patches import fold, glue, grid_of, swap
+from .patches import check_patch, fold, glue, grid_of, swap
 from .probe import OFF, Probe
 
 
@@ -61,6 +61,7 @@ class Patches(nn.Module):
         swap: Callable[[Tensor], Tensor] = swap,
     ):
         super().__init__()
+        check_patch(patch)
         self.channels, self.patch, self.swap = channels, tuple(patch), swap
         self.proj = nn.Linear(channels * prod(patch), width, bias=bias)
         if len(self.patch) == 3:

@@ -15,11 +15,21 @@ from torch import Tensor
 
 def fold(picture: Shaped[Tensor, "B C *sides"], patch: Sequence[int]) -> Shaped[Tensor, "B C *bands"]:
     """(B, C, H, W) to (B, C, H/p, p, W/p, p): a reshape."""
+    if not isinstance(picture, Tensor):
+        kind = type(picture).__name__
+        raise ValueError(f"fold takes a tensor (B, C, H, W), not the type {kind}: pencil.listings.fold takes arrays")
+    check_patch(patch)
     sides = picture.shape[2:]
     if len(sides) != len(patch) or any(side % p for side, p in zip(sides, patch, strict=False)):
         raise ValueError(f"a picture of {by(sides)} cannot be cut into patches of {by(patch)}")
     bands = [size for side, p in zip(sides, patch, strict=True) for size in (side // p, p)]
     return picture.reshape(*picture.shape[:2], *bands)
+
+
+def check_patch(patch: Sequence[int]) -> None:
+    """Refuse one number for a patch, which has a size along each side."""
+    if isinstance(patch, int):
+        raise ValueError(f"a patch has a size along each side: ({patch}, {patch}) instead of {patch}")
 
 
 def swap(folded: Shaped[Tensor, "B C *bands"]) -> Shaped[Tensor, "B *grid"]:

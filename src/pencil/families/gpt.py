@@ -77,6 +77,7 @@ _LLAMA = dict(
 TRAINING: dict[str, dict[str, Any]] = {
     "nano": dict(),
     "nanogpt": dict(optimizer="adamw", lr=1e-3, final_lr_fraction=0.1),
+    "seed": dict(),
     "small": dict(batch=16),
     "shakespeare": dict(batch=64, steps=1250, eval_every=125, save_every=500),
     "llama-nano": dict(),

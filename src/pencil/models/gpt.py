@@ -60,6 +60,8 @@ _LLAMA3 = dict(
 PRESETS: dict[str, dict] = {
     "nano": dict(width=128, depth=4, heads=4, context=64),
     "nanogpt": dict(width=128, depth=4, heads=4, context=64, positions="learned"),
+    # as document 001 writes it: one head as wide as the model, an MLP four times as wide, biases
+    "seed": dict(width=96, depth=3, heads=1, context=64, positions="learned", bias=True),
     "small": dict(width=256, depth=6, heads=8, context=256),
     "shakespeare": dict(width=384, depth=6, heads=6, context=256, dropout=0.2),
     "llama-nano": dict(
