@@ -23,7 +23,7 @@ KEY = "0123456789abcdef"
 COMMAND = 'pencil explore "runs/a"'
 PAGES = itertools.count()
 HANG_SECONDS = 300  # until a test that hangs fails; a busy machine changes nothing
-EXAMPLE = Path(pencil.__file__).parent / "explore" / "example"
+EXAMPLE = Path(pencil.__file__).parent / "examples" / "runs" / "scenes"
 PICTURE = {"height": 7, "width": 5, "channels": 3}
 
 

@@ -613,11 +613,10 @@ def test_a_run_at_a_checkpoint_has_its_weights(run):
 
 
 def test_without_the_example_a_run_is_asked_for(monkeypatch, tmp_path, runs):
-    monkeypatch.setattr("pencil.explore.session.files", lambda package: tmp_path)
+    monkeypatch.setattr("pencil.runs.files.EXAMPLE_RUNS", tmp_path)
     with pytest.raises(UserError, match="no example model"):
         Session.of_example()
-    (tmp_path / "explore").mkdir()
-    (tmp_path / "explore" / "example").symlink_to(runs("captioner"))
+    (tmp_path / "scenes").symlink_to(runs("captioner"))
     assert Session.of_example().about()["family"] == "captioner"
 
 

@@ -15,6 +15,7 @@ from ..families.family import family
 from ..families.vit import FAMILY as CLASSIFIER
 from ..files import check_inside
 from ..models.build import check_finite
+from ..runs.files import place_beside
 from ..runs.run import Run
 from ..train.loop import checkpoint
 from ..train.loop.report import shown_progress
@@ -52,8 +53,8 @@ def evaluate_run(run: Path, data: str | None, device: str, dtype: str, out: Path
         task, other = task_on(opened, config, data, notify)
     if out is not None and not task.figures:
         raise UserError(f"--out has no effect on {opened.path}, whose evaluation draws no figures: leave it out")
-    folder = out or opened.path / (f"eval-{_file_name(data)}" if other and data else "eval")
-    if out is None:
+    folder = out or place_beside(opened.path, f"eval-{_file_name(data)}" if other and data else "eval")
+    if folder.parent == opened.path and out is None:
         check_inside(folder, opened.path)
     if other:
         for line in getattr(task.data, "notes", ()):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from ..config import UserError
+from ..runs.files import example_run
 from .names import check_run, examples, families
 from .parsing import PARAMETERS, input_meant, option_of, sentence, word_meant
 
@@ -36,7 +37,7 @@ def named_family(target: str) -> "Family":
 
 def trace_family(target: str) -> "Family | None":
     """The family of a run; none for a worked example or a trace file, which have their own input."""
-    if Path(target).is_dir() and not target.startswith("example:"):
+    if example_run(target) or (Path(target).is_dir() and not target.startswith("example:")):
         return run_family(target)
     if not (target.startswith("example:") or target.endswith(TRACE_FILE) or Path(target).exists()):
         hint = f"; the worked example is example:{target}" if target in examples() else ""

@@ -23,6 +23,7 @@ def heads(
     text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     data: str | None = None,
+    relations: Annotated[bool, Parameter(negative=())] = False,
     out: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     device: str = "auto",
@@ -43,6 +44,9 @@ def heads(
         A text to measure on.
     data
         Other data to measure on, such as a folder of pictures.
+    relations
+        Score words that belong together in English sentences too: it and what it stands for, he and the person, an
+        object and its verb.
     out
         The figure's file (.png); heads.png in the run's folder by default.
     as_json
@@ -63,23 +67,32 @@ def heads(
     from ..files import write_aside
     from ..learn.heads import show
     from ..learn.heads.inputs import head_inputs, head_profile, separators
+    from ..learn.heads.relations import about, relation_scores
     from ..learn.heads.scores import measure
     from ..models.build import check_finite
+    from ..runs.files import place_beside
 
     loaded = load(run, pick_device(device), "auto")
     check_finite(loaded.model.named_parameters())
     profile = head_profile(loaded)
     report = measure(loaded.model, profile, head_inputs(loaded, typed, data), separators(loaded))
-    path = out or loaded.run.path / "heads.png"
-    write_aside(path, show.picture(report, f"{run.resolve().name}: what each head attends to"))
+    related = relation_scores(loaded) if relations else []
+    path = out or place_beside(loaded.run.path, "heads.png")
+    write_aside(path, show.picture(report, f"{loaded.run.path.resolve().name}: what each head attends to"))
     if as_json:
-        print(json.dumps(show.as_data(report)))
+        data_of_relations = {"relations": [vars(score) for score in related]} if related else {}
+        print(json.dumps({**show.as_data(report), **data_of_relations}))
     else:
         console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=TABLE_WIDTH_COLUMNS, soft_wrap=True)
         for table in show.tables(report):
             console.print(table)
         own = typed is None and data is None
-        for line in [*show.words(report), *show.about(report), show.measured_on(report, profile, own)]:
+        for line in [
+            *show.words(report),
+            *(about(related) if related else ()),
+            *show.about(report),
+            show.measured_on(report, profile, own),
+        ]:
             console.print(line, highlight=False, markup=False)
     note(str(path))
     return 0

@@ -66,11 +66,11 @@ def examples() -> list[str]:
     return _read_names()[1]
 
 
-def check_run(path: str | Path) -> None:
-    """Refuse a path that is no run's, before what opens a run imports torch."""
+def check_run(path: str | Path) -> Path:
+    """The folder of a run; a path that is no run's is refused before what opens a run imports torch."""
     from ..runs.files import find_run
 
-    find_run(path, families())
+    return find_run(path, families())
 
 
 def check_model(name: str, values: Mapping[str, Any]) -> None:

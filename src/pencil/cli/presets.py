@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ..config import UserError, closest, fitted, nearest, overrides, setting_types
+from ..runs.files import example_run
 from .names import check_model, check_run, families
 from .parsing import setting_meant
 
@@ -70,12 +71,13 @@ def find_model(what: str, changes: Mapping[str, Any] | None = None) -> "tuple[Fa
         record = FAMILIES[name]
         changed = fitted(record.config, changes or {}, "model.")
         return record, record.configure(preset, **changed), dict(record.training.get(preset, {}))
-    if Path(what).is_dir() and changes:
+    is_run = example_run(what) is not None or Path(what).is_dir()
+    if is_run and changes:
         raise UserError(
             f"{what} is a run, and its model has the settings it was trained with: leave --model.{next(iter(changes))} "
             "out, or give a preset"
         )
-    if Path(what).is_dir():
+    if is_run:
         check_run(what)
         from ..api.loading import open_run
         from ..families import FAMILIES

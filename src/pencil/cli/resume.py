@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from ..collectives.processes import barrier_without_timeout, rank0_first, world
 from ..config import UserError, fitted, overrides, setting_types
+from ..runs.files import example_run
 from .launch import start_several
 from .names import check_run
 from .parsing import setting_meant, undotted_words
@@ -41,7 +42,11 @@ def resume(
         meant = setting_meant(name, {"train": setting_types(TrainConfig)}) or "pencil resume --help lists its options"
         raise UserError(f"resume cannot use {name}; {meant}")
     changed = overrides(list(settings), ("train",))["train"]
-    check_run(run)
+    if check_run(run) == example_run(run):
+        raise UserError(
+            f"{run} comes with Pencil and stays as it is: pencil train FAMILY --from {run} --data … trains another "
+            "from its weights"
+        )
     fitted(TrainConfig, changed, "train.")
     from ..api.loading import open_run
     from ..api.resume import prepare_resume, trained_on

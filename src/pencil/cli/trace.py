@@ -298,7 +298,7 @@ def open_trace(what: str, record: "Family | None", options: Any, edits: list[str
     """The trace that a word names: of a worked example, from a file, or of a run with its input."""
     from ..tracing.live_trace import edited
 
-    if what.startswith("example:"):
+    if record is None and what.startswith("example:"):
         from ..learn.worked.examples import example
 
         opened: Any = example(what.removeprefix("example:"))

@@ -23,12 +23,12 @@ def verify(run: Path, /) -> int:
     run
         The run's folder.
     """
-    check_run(run)
+    folder = check_run(run)
     from ..api.verifying import not_verified, verify_run
 
     console, whole, faults = result_console(), 0, 0
     try:
-        for path, fault in verify_run(run):
+        for path, fault in verify_run(folder):
             whole, faults = whole + (fault is None), faults + (fault is not None)
             kind, line = ("whole", path) if fault is None else (fault.kind, fault)
             console.print(visible(f"{kind:8} {line}", one_line=True), highlight=False, markup=False)
@@ -38,7 +38,7 @@ def verify(run: Path, /) -> int:
         faults += 1
         console.print(visible(f"{'damaged':8} {error}", one_line=True), highlight=False, markup=False)
     verdict = f"{run}: {whole} whole" + (f", {faults} not" if faults else "")
-    for what, names in zip(("not hashed", "foreign, and not read"), not_verified(run), strict=True):
+    for what, names in zip(("not hashed", "foreign, and not read"), not_verified(folder), strict=True):
         more = f" and {len(names) - NAMED_FILES} more" * (len(names) > NAMED_FILES)
         verdict += f"; {what}: {', '.join(names[:NAMED_FILES])}{more}" if names else ""
     note(verdict)

@@ -15,7 +15,6 @@ input and edits. A few are kept; an older one is recorded again from its state, 
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from ..config import UserError
 from ..families import family
 from ..families.predictions import input_transform
 from ..models.build import check_finite
+from ..runs.files import example_run
 from ..runs.run import Loaded
 from ..tensors import rename
 from ..tracing.contributions import Contributions
@@ -37,7 +37,7 @@ from .requests import State, read_state
 MOST_LIVE_PARAMETERS = 10_000_000  # up to which every change is answered at once
 MOST_TRACES, MOST_TRACE_BYTES = 6, 2_000_000_000  # of the traces that are kept, together
 MOST_ANSWERS, MOST_STATES = 24, 2000
-EXAMPLE = "example"  # the folder of the run that comes with Pencil
+EXAMPLE = "example:scenes"  # the trained model that is explored where no run is named
 
 
 class Session:
@@ -91,10 +91,9 @@ class Session:
     @classmethod
     def of_example(cls, id: str = "a") -> "Session":
         """The small trained model that comes with Pencil."""
-        folder = Path(str(files("pencil").joinpath("explore", EXAMPLE)))
-        if not (folder / "config.toml").is_file():
+        if example_run(EXAMPLE) is None:
             raise UserError("this installation has no example model: name a run, pencil explore runs/…")
-        return cls(load(folder, dtype="auto"), id, "two digits, described", path="")
+        return cls(load(EXAMPLE, dtype="auto"), id, "two digits, described", path="")
 
     def about(self) -> dict[str, Any]:
         """The model in a few numbers, what it reads, and inputs to begin with."""

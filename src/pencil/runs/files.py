@@ -107,6 +107,7 @@ def list_checkpoints(folder: Path, steps: Mapping[int, str]) -> None:
 
 
 SHOWN = 5  # runs that an error names
+EXAMPLE_RUNS = Path(__file__).parents[1] / "examples" / "runs"  # the trained models that come with Pencil
 SHARED = "shared"  # the file by which several processes see that they write to one folder
 HASHED_AT_EVERY_LOAD = 1_000_000_000  # bytes; larger files are hashed when size or times changed, and by verify
 
@@ -119,9 +120,25 @@ def not_a_run(path: Path) -> UserError:
     return UserError(f"{path} is not a run: it has no config.toml{mend}")
 
 
+def example_run(name: str | Path) -> Path | None:
+    """The folder of a run that comes with Pencil, by its name: example:english."""
+    folder = EXAMPLE_RUNS / str(name).removeprefix("example:")
+    return folder if str(name).startswith("example:") and (folder / "config.toml").is_file() else None
+
+
+def place_beside(run: Path, name: str) -> Path:
+    """Where a file about a run is written by default: in its folder; for one that comes with Pencil, in this folder."""
+    return Path(f"{run.name}-{name}") if run.parent == EXAMPLE_RUNS else run / name
+
+
 def find_run(path: str | Path, families: Collection[str] = ()) -> Path:
     """The folder of a run, if it is one; needs no torch, so that a wrong path is answered at once."""
+    if example := example_run(path):
+        return example
     path = Path(path)
+    if str(path).startswith("example:"):
+        names = ", ".join(f"example:{folder.parent.name}" for folder in sorted(EXAMPLE_RUNS.glob("*/config.toml")))
+        raise UserError(f"there is no trained model {path}; those that come with Pencil: {names or 'none'}")
     if str(path) in families and not path.exists():
         raise UserError(f"{path} is a kind of model, and there is no run of that name; train one: pencil train {path}")
     if not path.is_dir():
