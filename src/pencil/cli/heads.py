@@ -39,7 +39,8 @@ def heads(
     run
         The run's folder.
     text
-        A text file to measure on, or - for standard input; the run's held-out data by default.
+        A text file to measure on, or - for standard input; the run's held-out data by default, and for example:english
+        the sentences of --relations.
     prompt
         A text to measure on.
     data
@@ -67,14 +68,16 @@ def heads(
     from ..files import write_aside
     from ..learn.heads import show
     from ..learn.heads.inputs import head_inputs, head_profile, separators
-    from ..learn.heads.relations import about, relation_scores
+    from ..learn.heads.relations import SENTENCES, about, relation_scores
     from ..learn.heads.scores import measure
     from ..models.build import check_finite
-    from ..runs.files import place_beside
+    from ..runs.files import example_run, place_beside
 
     loaded = load(run, pick_device(device), "auto")
     check_finite(loaded.model.named_parameters())
     profile = head_profile(loaded)
+    if typed is None and data is None and example_run(run) and profile.from_text is not None:
+        typed = SENTENCES  # the text that it was trained on does not come with Pencil
     report = measure(loaded.model, profile, head_inputs(loaded, typed, data), separators(loaded))
     related = relation_scores(loaded) if relations else []
     path = out or place_beside(loaded.run.path, "heads.png")

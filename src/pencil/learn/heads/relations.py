@@ -48,13 +48,13 @@ IT = (
     ("The whale could not follow the ship because it was too slow.", "it", "whale"),
 )
 HE = (
-    ("John told the men that he was late.", "he", "John"),
+    ("John warned the men that he was late.", "he", "John"),
     ("John gave Mary the letter that he had written.", "he", "John"),
     ("John saw the whale when he came on deck.", "he", "John"),
     ("John left the house because he was tired.", "he", "John"),
-    ("Peter told Mary that he would go to sea.", "he", "Peter"),
-    ("The captain told the men that he was ready.", "he", "captain"),
-    ("The President told Congress that he would sign the law.", "he", "President"),
+    ("Peter warned Mary that he would go to sea.", "he", "Peter"),
+    ("The captain warned the men that he was ready.", "he", "captain"),
+    ("The President warned Congress that he would sign the law.", "he", "President"),
     ("The sailor lost the boat when he went to sleep.", "he", "sailor"),
     ("George wrote to Anne that he had found work.", "he", "George"),
     ("The man sold the house because he was poor.", "he", "man"),
@@ -80,6 +80,7 @@ RELATIONS = (
     Relation("he → the person", HE),
     Relation("object → its verb", OBJECT),
 )
+SENTENCES = " ".join(text for relation in RELATIONS for text, *_ in relation.pairs)
 
 
 @dataclass(frozen=True)
