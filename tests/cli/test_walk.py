@@ -265,12 +265,30 @@ def test_the_page_marks_what_is_wrong_and_unfolds(opened):
     assert tab.locator("td.wrong").count() == sum(
         one.counts["wrong"] for section in walked("004").sections for one in section.compared
     )
-    details = tab.locator("details").first
+    details = tab.locator("section > details:not(.answer)").first
     assert not details.locator("pre").first.is_visible()
     details.locator("summary").click()
     assert details.locator("pre").first.is_visible()
-    assert "recorded 7 ✓" in details.text_content()
+    assert "recorded 1.4 ✓" in details.text_content()
     details.locator("summary").click()
+
+
+def test_an_answer_is_revealed_without_javascript(browser, tmp_path):
+    path = tmp_path / "walk.html"
+    path.write_text(page(walked("000")), encoding="utf-8")
+    context = browser.new_context(java_script_enabled=False)
+    try:
+        tab = context.new_page()
+        tab.goto(path.as_uri())
+        section = tab.locator("section", has_text="leave the swap out").first
+        assert section.locator(".question").is_visible()
+        hidden = [section.get_by_text("shape of patch 1 = row"), section.locator("td.wrong").first]
+        assert not any(one.is_visible() for one in hidden)
+        section.get_by_text("Reveal").click()
+        assert all(one.is_visible() for one in hidden)
+    finally:
+        context.close()
+    assert '<details class="answer" open>' in page(walked("000"), answers=True)
 
 
 def test_printed_the_arithmetic_is_open_and_folds_again(opened):

@@ -18,11 +18,15 @@ from pencil.core.probe import OFF
 from pencil.learn.check.check import check, count, shipped
 from pencil.learn.figures import FIGURES
 from pencil.learn.katas import KATAS
+from pencil.learn.katas.grader import grade
 from pencil.learn.lab import claims
 from pencil.learn.walks import Source, documents, walk
 from pencil.learn.walks.data import document
+from pencil.learn.walks.sizes import Unresolved, filled
 from pencil.learn.walks.tables import LIMITS, RUN_LIMITS
 from pencil.learn.worked.examples import EXAMPLES, example
+from pencil.models.captioner import Captioner, CaptionerConfig
+from pencil.models.gpt import GPT, GPTConfig
 
 SEEDS = Path(__file__).parents[1] / "seeds"
 DOCUMENTS = "000", "001", "002", "003", "004"
@@ -52,6 +56,16 @@ def rows(number):
     return tomllib.loads((SEEDS / f"{number}.toml").read_text("utf-8"))["row"]
 
 
+def in_order(number):
+    """The sections in the order of the document's file."""
+    return sorted(walked(number).sections, key=lambda section: section.lines)
+
+
+def plain(markdown):
+    """Markdown without its links and its emphasis, as a terminal shows it."""
+    return re.sub(r"\*(\w+)\*", r"“\1”", re.sub(r" \(\[[^]]*\]\([^)]*\)\)", "", markdown))
+
+
 def values(trace, where):
     """The numbers of a tensor, or of the part that an index names."""
     name, _, inside = where.partition("[")
@@ -66,23 +80,35 @@ def test_there_is_a_walk_for_each_document():
 @every
 def test_every_heading_of_the_document_is_a_section_in_its_order(number):
     wanted = [(row["heading"], row.get("about", ""), row.get("skipped", "")) for row in rows(number)]
-    assert [(entry.heading, entry.about, entry.skipped) for entry in document(number).sections] == wanted
+    entries = sorted(document(number).sections, key=lambda entry: entry.lines)
+    assert [(entry.heading, entry.about, entry.skipped) for entry in entries] == wanted
+    if number != "003":
+        assert list(document(number).sections) == entries
     assert [(s.title, s.level) for s in walked(number).sections] == [
-        (heading.lstrip("# "), heading.count("#", 0, 4)) for heading, *_ in wanted
+        (entry.heading.lstrip("# "), entry.heading.count("#", 0, 4)) for entry in document(number).sections
     ]
     for section in walked(number).sections:
         assert section.skipped or len(section.text.split()) > 3, section.title
 
 
+def test_the_series_of_003_is_walked_in_its_order():
+    """The feed has the newest post first; a series begins with its first part."""
+    parts = [s.title.rpartition("Part ")[2] for s in walked("003").sections if "— Part" in s.title]
+    assert [part[0] for part in parts] == ["1", "2", "3"]
+    assert [part.lines[0] for part in walked("003").sections if "— Part" in part.title] == [307, 163, 22]
+    assert walked("003").sections[-1].skipped.startswith("book notes")
+
+
 @every
 def test_the_corrections_are_those_of_the_same_heading(number):
     wanted = [[tuple(one) for one in row.get("errata", ())] for row in rows(number)]
-    assert [list(section.corrections) for section in walked(number).sections] == wanted
+    found = [list(section.corrections) for section in in_order(number)]
+    assert found == [[(n, plain(words)) for n, words in errata] for errata in wanted]
 
 
 @every
 def test_the_lines_follow_one_another_without_a_gap(number):
-    lines = [section.lines for section in walked(number).sections]
+    lines = [section.lines for section in in_order(number)]
     for (first, last), (after, _) in itertools.pairwise(lines):
         assert first <= last
         assert after - last in (0, 1)  # document 003 has a heading and the end of the section before it in one line
@@ -178,6 +204,125 @@ def test_each_document_with_figures_has_them():
 def test_an_unknown_document_is_one_sentence_with_the_list():
     with pytest.raises(UserError, match="no document 005 to walk; known: 000 .*001.*002.*003.*004"):
         walk("005")
+
+
+# ---- questions, and what a walk shows once
+
+
+@every
+def test_every_question_takes_its_answers_and_no_others(number):
+    asked = [question for section in walked(number).sections for question in section.questions]
+    assert len(asked) > 6
+    for question in asked:
+        right = [blank.written for blank in question.blanks]
+        assert grade(question, right).solved, question.title
+        assert not grade(question, ["0" if one != "0" else "1" for one in right]).solved
+        assert question.ask.strip().endswith((".", "?", ")")), question.ask
+        assert question.working, question.title
+
+
+def test_the_documents_own_turns_are_asked():
+    turns = [section for section in walked("000").sections if section.title.startswith("YOUR TURN")]
+    assert len(turns) == 6
+    assert all(section.questions for section in turns)
+    (width,) = [q for s in walked("003").sections if s.title == "Dimension arithmetic" for q in s.questions]
+    assert [blank.value for blank in width.blanks] == [512 / 8]
+
+
+@every
+def test_each_number_is_shown_once_and_later_steps_say_where(number):
+    seen, places = {}, {}
+    for step, group in enumerate(walked(number).steps, 1):
+        for one in (shown for section in group for shown in section.shown):
+            numbers = {value for grid in one.grids for row in grid.rows for value in row}
+            tensor = one.source, one.name.partition("[")[0]
+            if one.again:
+                for at, symbol in re.findall(r"step (\d+): ([^;]+)", one.again):
+                    assert int(at) <= step
+                    assert (int(at), symbol) in places[tensor], one.again
+                assert numbers <= seen[tensor]
+            else:
+                cells = values(traced(one.source.removeprefix("example:")), one.name).size
+                assert cells == 1 or not numbers <= seen.get(tensor, set()) or numbers <= {0, 1}, (step, one.name)
+                seen.setdefault(tensor, set()).update(numbers)
+                places.setdefault(tensor, set()).add((step, one.symbol))
+
+
+@every
+def test_no_text_has_markup(number):
+    for section in walked(number).sections:
+        said = [section.text, section.then, section.skipped, *(words for _, words in section.corrections)]
+        said += [words for claim in section.claims for words in (claim.text, claim.evidence)]
+        said += [question.ask for question in section.questions]
+        for words in said:
+            assert not re.search(r"\]\(|\*\w|[{}]|__", words), words
+
+
+def test_every_document_has_its_title_and_who_wrote_it():
+    assert walked("000").credit == "by Rahul Rai, 2026-06-15"
+    assert walked("003").credit == "by Rupesh Kumar Yadav Mediboyina, 2026-02-05 to 2026-03-10"
+    assert walked("001").credit == "author not named, 2025-01-15"
+    assert walked("002").credit == "author not named, 2026-02-18"
+    assert walked("004").credit == "author not named"
+
+
+# ---- the sizes in sentences
+
+COUNTS = r"\b\d[\d,]*|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twice)\b"
+# numbers that are no size: names, a weight of nothing, and the matrices for queries, keys and values
+NO_SIZES = r"[Hh]ead [12]|weight is 0|GPT-2|has three matrices"
+
+
+def counts(text):
+    return re.findall(COUNTS, re.sub(NO_SIZES, "", text), re.I)
+
+
+@every
+def test_no_text_has_a_size_written_in_it(number):
+    for entry in document(number).sections:
+        assert counts(re.sub(r"\{[^{}]*\}", "", entry.text)) == [], entry.heading
+
+
+def primes():
+    """Models whose sizes are those of no document."""
+    torch.manual_seed(0)
+    both = CaptionerConfig(
+        image_size=(39, 34), channels=1, patch=(13, 17), vocab=29, context=13, width=51, depth=1, heads=3, hidden=74,
+        delimiters="none", positions="learned",
+    )  # fmt: skip
+    gpt = GPTConfig(vocab=29, context=17, width=57, depth=1, heads=3, hidden=74, positions="learned")
+    yield "000", pencil.trace(Captioner(both), torch.arange(13)[None], torch.rand(1, 1, 39, 34))
+    yield "001", pencil.trace(Captioner(both), torch.arange(13)[None], torch.rand(1, 1, 39, 34))
+    yield "002", pencil.trace(GPT(gpt), torch.arange(17)[None])
+    yield "003", pencil.trace(GPT(gpt), torch.arange(17)[None])
+    yield "004", pencil.trace(Captioner(both), torch.arange(13)[None], torch.rand(1, 1, 39, 34))
+
+
+def test_with_a_run_every_sentence_has_the_sizes_of_the_run():
+    texts = {}
+    for number, trace in primes():
+        of_run = walk(number, Source("runs/mine", trace))
+        texts[number] = " ".join(section.text for section in of_run.sections)
+        for mine, section in zip(of_run.sections, walked(number).sections, strict=True):
+            written = counts(section.text)
+            assert not {*counts(mine.text)} & {*written}, mine.text
+            assert "{" not in mine.text
+            assert (mine.questions, mine.corrections, mine.claims) == ((), (), ())
+    assert "A 39×34 image is cut into six patches of 13×17." in texts["000"]
+    assert "Here T is 13, V is 29, D is 51 and the width of the MLP 74, 1.45 times D." in texts["001"]
+    assert "The same 17 tokens through three heads of width 19." in texts["002"]
+    assert "back, applied to each token alone: 1.3 times as wide inside as outside, which is 57." in texts["002"]
+    assert "so that three heads of width 19 cost" in texts["003"]
+    assert "six patches, 19 tokens of width 51, three heads of width 17" in texts["004"]
+
+
+def test_a_sentence_about_what_a_run_lacks_is_left_out():
+    text = "Here are {N patch}. It reads {T word}."
+    sizes = {"N": "patches.flat:N", "T": "tokens:1"}
+    trace = traced("nanogpt-block")
+    assert filled(text, sizes, trace, leave_out=True) == "It reads four words."
+    with pytest.raises(Unresolved, match="the trace has no tensor of patches.flat:N"):
+        filled(text, sizes, trace)
 
 
 # ---- the numbers of a run

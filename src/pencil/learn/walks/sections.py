@@ -12,7 +12,7 @@ from ...tracing.trace_base import TraceBase
 from ..check.check import VERDICTS, Number, Report, Step, check, shipped
 from ..check.claims import Claim
 from ..katas.exercise import Question
-from .data import Document, Entry, Figure, Part
+from .data import Asked, Document, Entry, Figure, Part
 from .data import document as written_walk
 from .headings import check_headings
 from .questions import exercise, own_question
@@ -195,7 +195,7 @@ def _of_document(document: Document, entry: Entry, report: Report, traces: "_Tra
         then=traces.text(entry, "then"),
         questions=(
             *(on("ask", exercise, document.number, name) for name in entry.ask),
-            *(on("question", own_question, one, report.values, entry.title) for one in entry.question),
+            *(on("question", _own_question, entry, one, report, traces) for one in entry.question),
         ),
         shown=tuple(on("show", _shown, of, part) for part in entry.show),
         compared=tuple(_compared(step, beside.get(step.name, "")) for step in steps),
@@ -207,6 +207,16 @@ def _of_document(document: Document, entry: Entry, report: Report, traces: "_Tra
             for one in entry.figures
         ),
     )
+
+
+def _own_question(entry: Entry, asked: Asked, report: Report, traces: "_Traces") -> Question:
+    """A question of the document, with the sizes and numbers of the section's example in its words."""
+    asked = replace(
+        asked,
+        prompt=traces.filled(entry, "question", asked.prompt),
+        because=traces.filled(entry, "question", asked.because),
+    )
+    return own_question(asked, report.values, entry.title)
 
 
 class _Traces:
@@ -235,7 +245,10 @@ class _Traces:
 
     def text(self, entry: Entry, key: str) -> str:
         """A text of a section with the sizes of its example."""
-        text = getattr(entry, key)
+        return self.filled(entry, key, getattr(entry, key))
+
+    def filled(self, entry: Entry, key: str, text: str) -> str:
+        """The text that stands under this key, with the sizes of the section's example."""
         if "{" not in text:
             return text
         source = self.document.on(entry, "example", self.opened, entry.example) if entry.example else None

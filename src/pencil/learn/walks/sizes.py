@@ -13,7 +13,7 @@ from ...tracing.trace_base import TraceBase
 
 WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
 PLACE = re.compile(r"\{([^{}]+)\}")
-SENTENCES = re.compile(r"(?<=[.?:!])\s+")
+SENTENCES = re.compile(r"(?<=[.?!])\s+")
 
 
 class Unresolved(Exception):
@@ -52,7 +52,7 @@ def _written(match: re.Match[str], sizes: Mapping[str, str], trace: TraceBase | 
         return format_number(float(trace[where].value))
     names, _, noun = place.partition(" ")
     size = _size(names, sizes, trace)
-    text = _counted(size, noun) if noun else f"{size:,.6g}" if size != int(size) else f"{int(size):,}"
+    text = _counted(size, noun) if noun else _number(size)
     begins = match.start() == 0
     return text[:1].upper() + text[1:] if begins else text
 
@@ -78,9 +78,14 @@ def _size(names: str, sizes: Mapping[str, str], trace: TraceBase) -> float:
     return values[0] / values[1] if len(values) > 1 else values[0]
 
 
+def _number(size: float) -> str:
+    """A size, or a ratio to three digits."""
+    return f"{int(size):,}" if size == int(size) else f"{size:.3g}"
+
+
 def _counted(size: float, noun: str) -> str:
     """A number of things: one patch, two patches, 35 patches; once, twice, three times."""
-    number = WORDS[int(size)] if size == int(size) and size < len(WORDS) else f"{size:,.6g}"
+    number = WORDS[int(size)] if size == int(size) and size < len(WORDS) else _number(size)
     if noun == "times":
         return "once" if size == 1 else "twice" if size == 2 else f"{number} times"
     if size == 1:
