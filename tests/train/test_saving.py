@@ -82,7 +82,7 @@ def test_a_failure_of_the_writing_ends_the_training_at_the_next_step(tmp_path, n
             failed.set()
 
     watched(made, monkeypatch, write)
-    made.on_step = lambda step, _: step != 3 or made.checkpointer.writer.work.exception(60)
+    made.on_step = lambda step, _: step != 3 or made.checkpointer.writer.thread.join(60)
     with pytest.raises(OSError, match="Input/output error"):
         made.train()
     assert made.step == 3

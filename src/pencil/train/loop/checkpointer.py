@@ -10,9 +10,9 @@ and its best are still the untrained ones, resuming puts those back: the run end
 import errno
 import math
 import platform
+import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent import futures
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
@@ -55,29 +55,43 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class BackgroundWriter:
     """A thread that writes beside the training, one piece of work at a time; `wait` raises what the work raised.
 
-    As a context it ends with its work: a training never ends while a file of it is being written.
+    As a context it ends with its work: a training never ends while a file of it is being written. Each piece has a thread
+    of its own: one that stayed would outlive the process group that it has used.
     """
 
     def __init__(self) -> None:
-        self.pool = futures.ThreadPoolExecutor(1, "pencil-checkpoint")
-        self.work: futures.Future[object] | None = None  # until `wait` has asked for its end
+        self.thread: threading.Thread | None = None
+        self.error: BaseException | None = None
 
     def start(self, work: Callable[[], object]) -> None:
         """Begin some work, after the one before it."""
         self.wait()
-        self.work = self.pool.submit(work)
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # raised by `wait`
+                self.error = error
+
+        self.thread = threading.Thread(target=run, name="pencil-checkpoint")
+        self.thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the work still goes on."""
+        return self.thread is not None and self.thread.is_alive()
 
     def settle(self) -> None:
         """Wait for the end of the work."""
-        if self.work is not None:
-            futures.wait([self.work])
+        if self.thread is not None:
+            self.thread.join()
 
     def wait(self) -> None:
         """Wait for the end of the work, and raise what it raised."""
         self.settle()
-        work, self.work = self.work, None
-        if work is not None:
-            work.result()
+        self.thread, error, self.error = None, self.error, None
+        if error is not None:
+            raise error
 
     def __enter__(self) -> "BackgroundWriter":
         return self
@@ -190,8 +204,7 @@ class Checkpointer:
 
         A full disk is reported, and training goes on.
         """
-        work = self.writer.work
-        if work is not None and (wait or not all_reduce_any(not work.done())[0]):
+        if self.writer.thread is not None and (wait or not all_reduce_any(self.writer.busy)[0]):
             self.write_or_postpone(bar, "checkpoint", self.writer.wait, self.saving_step)
 
     def _start_saving(self) -> None:
