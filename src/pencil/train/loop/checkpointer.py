@@ -55,8 +55,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class BackgroundWriter:
     """A thread that writes beside the training, one piece of work at a time; `wait` raises what the work raised.
 
-    As a context it ends with its work: a training never ends while a file of it is being written. Each piece has a thread
-    of its own: one that stayed would outlive the process group that it has used.
+    As a context it ends with its work: a training never ends while a file of it is being written. Each piece has a
+    thread of its own: one that stayed would outlive the process group that it has used.
     """
 
     def __init__(self) -> None:
