@@ -34,7 +34,9 @@ def fast(monkeypatch):
     monkeypatch.setattr("pencil.learn.walks.sections.check", checked)
     monkeypatch.setattr(
         "pencil.learn.walks.walk",
-        lambda number, run=None, beside=None: walk(number, run, beside) if run or beside else walked(number),
+        lambda number, run=None, beside=None: (
+            walk(number, run, beside) if run or beside or number not in DOCUMENTS else walked(number)
+        ),
     )
     with unchecked():
         yield
@@ -345,6 +347,10 @@ def test_every_option_of_a_trace_is_taken(type_in):
 @pytest.mark.parametrize(
     "words, sentence",
     [
+        (["000", "--document", "nowhere.md"], "there is no file nowhere.md"),
+        (["000", "--document", RUN], "there is no file"),
+        (["nowhere.toml"], "there is no file nowhere.toml"),
+        (["000", "--run", RUN, "--input", "a", "--answers"], "--answers is for the questions of a document"),
         (["005"], r"there is no document 005 to walk; known: 000 \(.*004 \("),
         (["005", "--run", RUN, "--input", "a"], "there is no document 005 to walk"),
         ([], "DOCUMENT is missing; usage: pencil walk DOCUMENT"),
@@ -360,3 +366,138 @@ def test_every_option_of_a_trace_is_taken(type_in):
 )
 def test_what_cannot_be_walked_is_one_sentence(words, sentence, fails):
     assert re.search(sentence, fails("walk", *words))
+
+
+# ---- a walk of one's own, and the reader's copy of a document
+
+PAGE = (Path(__file__).parents[2] / "docs" / "teach" / "write-a-walk.md").read_text(encoding="utf-8")
+POST = """# Two words attend to each other
+
+Each word has a query and a key of four numbers.
+
+
+## The scores
+
+Divide the products by 2:
+
+    1  4
+    0  3
+## Your turn
+
+The second word attends to itself most. How much?
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The files of the page, in the folder in which commands run."""
+    for name in ("two-words.toml", "numbers.toml"):
+        content = re.search(rf"`{name}`:\n\n```toml\n(.*?)```", PAGE, re.S)
+        (tmp_path / name).write_text(content[1], encoding="utf-8")
+    (tmp_path / "post.md").write_text(POST, encoding="utf-8")
+    return tmp_path / "two-words.toml"
+
+
+def test_the_walk_of_the_page_prints_what_the_page_says(own, type_in, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = type_in("walk", "two-words.toml").out
+    report = re.search(r"\$ pencil walk two-words.toml\n(.*?)```", PAGE, re.S)[1]
+    for part in report.split("…\n"):
+        assert part in printed
+    assert "answer = 0.881\n  e^2 divided by e^0 + e^2." in printed
+    assert "Its weight on itself is 0.8808, more than 0.5." in printed
+
+
+def test_the_lines_are_those_of_the_readers_document(own, type_in):
+    printed = flat(type_in("walk", "two-words.toml", "--document", "post.md").out)
+    assert "2 of 3 · lines 6–11" in printed
+    assert "line 10: scores = want" in printed
+    assert "line 14: The second word attends to itself most." in printed
+    content = type_in("walk", "two-words.toml", "--document", "post.md", "--html", "a.html") and own.with_name("a.html")
+    assert "lines 6–11 of the document" in content.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "before, after, sentence",
+    [
+        (
+            "## The scores",
+            "## The products",
+            r"heading 2 is '## The products' \(line 6\), and in the walk '## The scores'",
+        ),
+        ("\n\n\n## The", "\n" * 9 + "## The", r"has '## The scores' on line 12; the walk has it in lines 6–11"),
+        ("## Your turn\n", "", "it has no heading '## Your turn'"),
+        ("much?", "much?\n\n# More\n", r"it has one more heading, '# More' \(line 16\)"),
+    ],
+)
+def test_another_document_is_refused_with_the_first_heading_that_differs(before, after, sentence, own, fails):
+    (own.with_name("post.md")).write_text(POST.replace(before, after, 1), encoding="utf-8")
+    assert re.search(sentence, fails("walk", "two-words.toml", "--document", "post.md"))
+
+
+@pytest.mark.parametrize(
+    "before, after, sentence",
+    [
+        (
+            'scores[0,0]", "bl',
+            'scoers[0,0]", "bl',
+            "section '## The scores', show: nothing in the trace is called scoers",
+        ),
+        (
+            "pencil-attention",
+            "pencil-atention",
+            "example: there is no example pencil-atention; did you mean pencil-att",
+        ),
+        ('katas = ["scale"]', 'katas = ["scales"]', "section '## The scores', katas: there is no kata scales"),
+        (
+            'katas = ["scale"]',
+            'labs = ["scale"]',
+            "section '## The scores', labs: there is no experiment scale; known: ",
+        ),
+        ('katas = ["scale"]', 'ask = ["scales"]', "section '## The scores', ask: there is no exercise scales"),
+        ("then =", "than =", "section '## Your turn', than: not understood here; did you mean then?"),
+        ("{d number}", "{e number}", "text: {e}: e is not under [sizes]; known: n, d"),
+        ("{d number}", "{@have[0,0,0,9]}", "text: have has no cell"),
+        ("{d number}", "{@have[0,0,0]}", "text: {@have[0,0,0]} names 4 numbers; give the index of one"),
+        ("{d number}", "{@hove[0,0,0,0]}", "text: {@hove[0,0,0,0]}: the trace has no tensor"),
+        ('"want:3"', '"wont:3"', "text: {d}: the trace has no tensor of wont:3"),
+        ('"want:3"', '"want:x"', "text: {d}: want has no axis x"),
+        ('"want:3"', '"want:7"', "text: {d}: want has 4 axes, and 7 is none of them"),
+        ('"want:3"', "3", "two-words.toml, sizes: must be a table, [sizes]"),
+        ('"weights[1, 1]"', '"wights[1, 1]"', "section '## Your turn', question: nothing above is named wights"),
+        ("[6, 11]", "[11, 6]", "section '## The scores', lines: must be two line numbers, [first, last]"),
+        ('"numbers.toml"', '"nombers.toml"', "two-words.toml, check: there is no file nombers.toml"),
+        ("{ scores =", "{ scors =", "section '## The scores', beside: scors is no step of the check file"),
+        ('"## The scores"', "3", "two-words.toml, section 2, heading: must be text in quotes"),
+        ('[0,0,1,1]"]\nrun', '[0,0,5,1]"]\nrun', "section '## The scores', cells: scores has no cell"),
+        ('formula = "weights[1, 1]"', "answer = [1, 2]", "question, labels: several answers need a label each"),
+        (
+            'answer = "first"',
+            "",
+            "question, answer: a question has an answer, or a formula that gives it, and not both",
+        ),
+        ('answer = "first"', "answer = 1", "question, accept: other right words are for a question with one word"),
+        ('prompt = "Which word does it attend to least?"', "", "question, prompt: a question needs the words"),
+        ("decimals = 3", "decimals = -3", "question, decimals: must be a whole number"),
+        ("because =", "why =", "question, why: not understood here"),
+        ('title = "Two', 'titel = "Two', "two-words.toml, titel: not understood here; did you mean title?"),
+        ("[[section]]", "[[sektion]]", "two-words.toml, sektion: not understood here"),
+        ("[sizes]", "[sizes", "two-words.toml is not TOML"),
+    ],
+)
+def test_an_error_in_a_walk_names_the_file_the_section_and_the_key(before, after, sentence, own, fails):
+    content = own.read_text("utf-8")
+    assert before in content
+    own.write_text(content.replace(before, after), encoding="utf-8")
+    assert sentence in fails("walk", "two-words.toml")
+
+
+def test_a_question_with_a_tolerance_takes_what_is_near_and_names_no_mistake(own, monkeypatch, capsys):
+    content = own.read_text("utf-8").replace("decimals = 3", "decimals = 3\ntolerance = 0.02")
+    own.write_text(content, encoding="utf-8")
+    typed = Typed(monkeypatch, "", "", "0.85", "0.87", "itself", "S1", "q")
+    walk_screen.stroll(walk(str(own)), Screen())
+    assert not typed.keys
+    shown = capsys.readouterr().out
+    assert shown.count("✓ Right.") == 2
+    assert shown.count("✗ Not right.") == 2

@@ -52,7 +52,9 @@ def everything(walk: Walk, screen: Screen, answers: bool = False) -> None:
     for step, section, numbers in covered:
         screen.write()
         screen.write(f"{_answer(numbers)} (step {step}, {_heading(section)})", "bold")
-        for question in section.questions:
+        for number, question in zip(numbers, section.questions, strict=True):
+            if len(numbers) > 1:
+                screen.write(f"Question {number}", "bold")
             show_working(question, screen)
         _rest(walk, section, screen)
         _unfold([section], screen)

@@ -1,16 +1,17 @@
 """A walk through a document: its sections with numbers from traces and verdicts from its check file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ...config import UserError
+from ...config import UserError, nearest
 from ...tracing import trace
 from ...tracing.trace_base import TraceBase
 from ..check.check import VERDICTS, Number, Report, Step, check, shipped
 from ..check.claims import Claim
+from ..katas import kata
 from ..katas.exercise import Question
 from .data import Asked, Document, Entry, Figure, Part
 from .data import document as written_walk
@@ -179,7 +180,10 @@ def _published(document: Document) -> tuple[Section, ...]:
 def _report(document: Document) -> Report:
     if not document.check:
         return Report(document.number, document.title, ())
-    return check(shipped().get(document.check) or Path(document.check))
+    path = shipped().get(document.check) or Path(document.check)
+    if not path.exists():
+        raise UserError(f"{document.number}, check: there is no file {path}, nor a published example of that name")
+    return check(path)
 
 
 def _of_document(document: Document, entry: Entry, report: Report, traces: "_Traces") -> Section:
@@ -189,6 +193,13 @@ def _of_document(document: Document, entry: Entry, report: Report, traces: "_Tra
     beside = dict(entry.beside)
     if unknown := [name for name in beside if name not in {step.name for step in steps}]:
         raise document.error(entry, "beside", f"{unknown[0]} is no step of the check file within the section's lines")
+    for name in entry.katas:
+        on("katas", kata, name)
+    if entry.labs:
+        from ..lab import claims
+
+        for name in entry.labs:
+            on("labs", _check_lab, name, claims())
     return Section(
         **_words(entry),
         text=f"{traces.text(entry, 'text')} {traces.text(entry, 'of_example')}".strip(),
@@ -207,6 +218,11 @@ def _of_document(document: Document, entry: Entry, report: Report, traces: "_Tra
             for one in entry.figures
         ),
     )
+
+
+def _check_lab(name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise UserError(f"there is no experiment {name}; {nearest(name, known)}")
 
 
 def _own_question(entry: Entry, asked: Asked, report: Report, traces: "_Traces") -> Question:
@@ -254,7 +270,7 @@ class _Traces:
         source = self.document.on(entry, "example", self.opened, entry.example) if entry.example else None
         try:
             return filled(text, dict(self.document.sizes), source and source.trace)
-        except Unresolved as error:
+        except (Unresolved, UserError) as error:
             raise self.document.error(entry, key, str(error)) from None
 
 

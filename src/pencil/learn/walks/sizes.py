@@ -8,6 +8,8 @@ and {@name[index]} the number of a cell.
 import re
 from collections.abc import Mapping
 
+import numpy as np
+
 from ...tracing.receipt import format_number
 from ...tracing.trace_base import TraceBase
 
@@ -49,7 +51,10 @@ def _written(match: re.Match[str], sizes: Mapping[str, str], trace: TraceBase | 
         where = present(trace, place[1:])
         if where is None:
             raise Unresolved(f"{{{place}}}: the trace has no tensor {place[1:]}")
-        return format_number(float(trace[where].value))
+        value = np.asarray(trace[where].value)
+        if value.ndim:
+            raise Unresolved(f"{{{place}}} names {value.size} numbers; give the index of one")
+        return format_number(float(value))
     names, _, noun = place.partition(" ")
     size = _size(names, sizes, trace)
     text = _counted(size, noun) if noun else _number(size)
