@@ -76,7 +76,7 @@ CELLS = [
 def evaluated(formula: str) -> float:
     """What a written formula gives, read as mathematics."""
     code = formula.replace("·", "*").replace("^", "**").replace("−", "-").replace("²", "**2").replace("∞", "inf")
-    code = re.sub(r"\|([^|]*)\|", r"abs(\1)", code)
+    code = re.sub(r"\|([^|]*)\|", r"abs(\1)", re.sub(r"ln (\S+)", r"log(\1)", code))
     code = (
         re.sub(r"√(\d+(?:\.\d+)?)", r"√(\1)", code)
         .replace("√", "sqrt")
@@ -85,7 +85,9 @@ def evaluated(formula: str) -> float:
         .replace("≠", "!=")
     )
     names = {name: getattr(np, name) for name in ("sin", "cos", "sqrt", "tanh", "inf")}
-    return float(eval(code, {**names, "e": math.e, "abs": abs, "min": min, "max": max, "erf": math.erf}))
+    return float(
+        eval(code, {**names, "e": math.e, "abs": abs, "min": min, "max": max, "erf": math.erf, "log": math.log})
+    )
 
 
 @pytest.mark.parametrize("name, where, written", CELLS, ids=[where for _, where, _ in CELLS])

@@ -30,6 +30,7 @@ from ..models.build import normalize
 from ..models.captioner import PRESETS, Captioner, CaptionerConfig
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
+from ..tracing.loss import NONE, next_tokens
 from ..train.tasks.captioning import Captioning
 from .explore_profile import (
     ExploreProfile,
@@ -174,11 +175,11 @@ def trace_image(loaded: Loaded, picture: np.ndarray, text: str | None = None) ->
         text = complete(model, tokenizer, [""], 64, Sampling(0.0), begin=tokenizer.end, given={"picture": x})[0]
     ids = [tokenizer.end, *tokenizer.encode(text).tolist()]
     check_context(ids, c.context, "caption with its first token")
-    return _trace_ids(loaded, x, ids, text)
+    return _trace_ids(loaded, x, ids, text, tokenizer.end if len(ids) < c.context else NONE)
 
 
-def _trace_ids(loaded: Loaded, x: torch.Tensor, ids: Sequence[int], text: str) -> LiveTrace:
-    """The model on an image as it reads it, and on the tokens of its description."""
+def _trace_ids(loaded: Loaded, x: torch.Tensor, ids: Sequence[int], text: str, last: int = NONE) -> LiveTrace:
+    """The model on an image as it reads it, and on the tokens of its description; `last` is the one after them."""
     model, tokenizer, _ = loaded
     c, patches = model.config, grid_labels("patch", model.config.grid)
     before, words = _words(c, tokenizer, ids)
@@ -191,7 +192,8 @@ def _trace_ids(loaded: Loaded, x: torch.Tensor, ids: Sequence[int], text: str) -
         "V": vocabulary_labels(tokenizer, c.vocab),
     }
     facts = _facts(c) | {"text": text}
-    return trace(model, torch.tensor([list(ids)]), x, words=labels, facts=facts)
+    tokens, targets = torch.tensor([list(ids)]), next_tokens(ids, last)
+    return trace(model, tokens, x, words=labels, facts=facts, targets=targets)
 
 
 def _words(c: CaptionerConfig, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], list[str]]:

@@ -18,6 +18,7 @@ from ..inference.text_stream import stream
 from ..models.gpt import GPT, PRESETS, GPTConfig
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
+from ..tracing.loss import next_tokens
 from ..train.tasks.language_modeling import LanguageModeling
 from ..weights.gpt2 import GPT2
 from ..weights.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -199,7 +200,8 @@ def _trace_ids(loaded: Loaded, ids: Sequence[int], double: bool = False) -> Live
     model, tokenizer, _ = loaded
     words = _words(tokenizer, ids)
     labels = {"T": words, "S": words, "V": vocabulary_labels(tokenizer, model.config.vocab)}
-    return trace(model.double() if double else model, torch.tensor([list(ids)]), words=labels)
+    tokens, targets = torch.tensor([list(ids)]), next_tokens(ids)
+    return trace(model.double() if double else model, tokens, words=labels, targets=targets)
 
 
 def _activations(c: GPTConfig, batch: int, length: int | None, half: int) -> Activations:

@@ -38,6 +38,7 @@ from ..models.reader import PRESETS, Reader, ReaderConfig, first_of, mean_of
 from ..progress import track
 from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace, trace
+from ..tracing.loss import NONE
 from ..train.settings import TrainConfig
 from ..train.task import Prepared, Request
 from ..train.tasks.masked_language_modeling import MaskedLanguageModeling
@@ -351,13 +352,43 @@ def _guesses(tokenizer: Tokenizer, ids: Sequence[int], likely: np.ndarray) -> li
     return [Prediction(likely[at], lambda i: token_label(tokenizer, i)) for at in masked]
 
 
-def trace_text(loaded: Loaded, options: TextTraceInput, double: bool = False) -> LiveTrace:
-    """The model on one text."""
-    ids = token_ids(loaded.model, loaded.tokenizer, str(options.given))
-    return _trace_ids(loaded, ids, double)
+@dataclass(frozen=True)
+class TraceOptions(TextTraceInput):
+    """What `pencil trace` reads."""
+
+    text: Annotated[
+        str | None,
+        Parameter(
+            group=INPUT,
+            help="The text without [mask], for the loss at the masked tokens. Default: no loss.",
+            allow_leading_hyphen=True,
+        ),
+    ] = None
 
 
-def _trace_ids(loaded: Loaded, ids: Sequence[int], double: bool = False) -> LiveTrace:
+def trace_text(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
+    """The model on one text, with the loss at its masked tokens where the whole text is given."""
+    model, tokenizer, _ = loaded
+    ids = token_ids(model, tokenizer, str(options.given))
+    return _trace_ids(loaded, ids, double, None if options.text is None else _masked_targets(loaded, ids, options.text))
+
+
+def _masked_targets(loaded: Loaded, ids: Sequence[int], text: str) -> torch.Tensor:
+    """The tokens of a text at the masked ones of the same text."""
+    if loaded.model.config.output != "words":
+        raise UserError("--text has what stands at [mask], and this model predicts no masked tokens: leave it out")
+    mask, whole = mask_token(loaded.tokenizer), token_ids(loaded.model, loaded.tokenizer, text)
+    if mask not in ids:
+        raise UserError("--text has what stands at [mask], and --input has none: put one there")
+    pairs = list(zip(ids, whole, strict=False))
+    if len(ids) != len(whole) or any(one not in (mask, other) for one, other in pairs):
+        raise UserError("--text must be --input with one token for each [mask], and all else the same")
+    return torch.tensor([[other if one == mask else NONE for one, other in pairs]])
+
+
+def _trace_ids(
+    loaded: Loaded, ids: Sequence[int], double: bool = False, targets: torch.Tensor | None = None
+) -> LiveTrace:
     model, tokenizer, run = loaded
     labelled = model.config.classes is not None
     words = _words(loaded, ids)
@@ -366,7 +397,7 @@ def _trace_ids(loaded: Loaded, ids: Sequence[int], double: bool = False) -> Live
         labels["K"] = run.config["run"].get("classes") or []
     elif model.config.output == "words":
         labels["V"] = vocabulary_labels(tokenizer, model.config.vocab)
-    return trace(model.double() if double else model, torch.tensor([list(ids)]), words=labels)
+    return trace(model.double() if double else model, torch.tensor([list(ids)]), words=labels, targets=targets)
 
 
 def _activations(c: ReaderConfig, batch: int, length: int | None, half: int) -> Activations:
@@ -462,7 +493,7 @@ FAMILY = Family(
     sample=sample,
     predict=predict,
     embed=embed_texts,
-    trace_options=TextTraceInput,
+    trace_options=TraceOptions,
     trace=trace_text,
     explore=EXPLORE,
     cost=CostProfile(

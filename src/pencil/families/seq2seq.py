@@ -30,6 +30,7 @@ from ..inference.text_stream import stream
 from ..models.seq2seq import PRESETS, Seq2Seq, Seq2SeqConfig
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
+from ..tracing.loss import NONE, next_tokens
 from ..train.schedule import published_peak
 from ..train.tasks.translation import Translation
 from ..weights.marian import MARIAN
@@ -86,11 +87,12 @@ def trace_pair(loaded: Loaded, options: TraceOptions, double: bool = False) -> L
     if options.text is None:  # a text as long as the context may be read as more tokens than were generated
         ids = ids[: model.config.context]
     check_context(ids, model.config.context, "target with its first token")
-    return _trace_ids(loaded._replace(model=model), given, ids, target)
+    last = tokenizer.end if len(ids) < model.config.context else NONE  # a target that was cut does not end there
+    return _trace_ids(loaded._replace(model=model), given, ids, target, last)
 
 
-def _trace_ids(loaded: Loaded, source: torch.Tensor, ids: Sequence[int], target: str) -> LiveTrace:
-    """The model on the tokens of a source and of its target."""
+def _trace_ids(loaded: Loaded, source: torch.Tensor, ids: Sequence[int], target: str, last: int = NONE) -> LiveTrace:
+    """The model on the tokens of a source and of its target; `last` is the token after them."""
     model, tokenizer, _ = loaded
     words = _words(tokenizer, ids)
     labels = {
@@ -100,7 +102,8 @@ def _trace_ids(loaded: Loaded, source: torch.Tensor, ids: Sequence[int], target:
         "V": vocabulary_labels(tokenizer, model.config.vocab),
     }
     facts = {"text": target, "first_word": 0}
-    return trace(model, torch.tensor([list(ids)]), source, words=labels, facts=facts)
+    tokens, targets = torch.tensor([list(ids)]), next_tokens(ids, last)
+    return trace(model, tokens, source, words=labels, facts=facts, targets=targets)
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from .contributions import Contributions, LinearizedModel
+from .loss import logits_of
 from .recording import TracedModel
 from .tape import BUDGET, Tape, TooMuch
 from .trace import Trace, View
@@ -76,6 +77,9 @@ def trace(
     Any nn.Module (or function of tensors) will do: names come from the probe where the model has one, else from the
     modules' paths. `words` (the trace's labels) and `facts` are kept with it (see `Trace`). `keep` is "all", "blocks"
     (only their inputs, each run again when it is opened) or "auto" (all, unless that is more than a gigabyte).
+
+    `targets`, unless the model itself takes an argument of that name, are the right index for each row of its logits,
+    −100 where there is none: then `probabilities`, `losses` and `loss` are recorded after the logits.
     """
     if keep not in ("auto", "all", "blocks"):
         raise UserError(f"keep must be auto, all or blocks, not {keep}")
@@ -144,7 +148,7 @@ class LiveTrace(Trace):
 
         before = self.traced_model.edits
         edits = {**before, name: (lambda old: change(before[name](old))) if name in before else change}
-        again = TracedModel(self.traced_model.model, self.traced_model.inputs, self.traced_model.keywords, edits)
+        again = self.traced_model.edited(edits)
         try:
             tape = again.run(lazy=bool(self.graph.blocks))
         except (IndexError, RuntimeError) as error:
@@ -171,9 +175,4 @@ class LiveTrace(Trace):
     @property
     def logits(self) -> Tensor:
         """The model's logits, as it gave them."""
-        out = self.output
-        logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-        logits = out.get("logits") if logits is None and isinstance(out, Mapping) else logits
-        if logits is None:
-            raise UserError("this model gives no logits")
-        return logits
+        return logits_of(self.output)

@@ -16,6 +16,7 @@ from ..config import UserError
 from ..core.layers import evaluating
 from ..core.notation import Notation, stored
 from ..core.probe import Probe, declared, symbols
+from . import loss
 from .tape import BUDGET, Edit, Tape
 
 # ---- arguments and results as they come: tensors alone, in lists, in tuples, in dictionaries; each by a name
@@ -74,19 +75,27 @@ class TracedModel:
         self.model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         if isinstance(self.model, torch.jit.ScriptModule):
             raise UserError("a scripted module cannot be traced: trace the module it was scripted from")
-        self.inputs, self.keywords, self.edits = inputs, keywords, edits
+        self.inputs, self.keywords, self.edits, self.targets = inputs, keywords, edits, None
         self.output: Any = None
         forward = self.model.forward if isinstance(self.model, nn.Module) else self.model
         try:
             self.takes = inspect.signature(forward).parameters
         except (TypeError, ValueError):
             self.takes = {}
+        if "targets" in keywords and "targets" not in self.takes:
+            self.keywords = {name: value for name, value in keywords.items() if name != "targets"}
+            self.targets = keywords["targets"]
         self.probed = "probe" in self.takes
         self.declared = declared(self.model) if isinstance(self.model, nn.Module) and self.probed else {}
         self.symbols = symbols(self.model) if self.declared else {}
         if "use_cache" in self.takes and hasattr(self.model, "config"):
             # a KV cache would be another input the second time
-            self.keywords = {"use_cache": False, **keywords}
+            self.keywords = {"use_cache": False, **self.keywords}
+
+    def edited(self, edits: dict[str, Edit]) -> "TracedModel":
+        """The same model with the same inputs and targets, and other edits."""
+        targets = {} if self.targets is None else {"targets": self.targets}
+        return TracedModel(self.model, self.inputs, {**self.keywords, **targets}, edits)
 
     def run(self, budget: int | None = None, lazy: bool = False) -> Tape:
         """One forward pass under a tape."""
@@ -94,6 +103,7 @@ class TracedModel:
         module = self.model if isinstance(self.model, nn.Module) else None
         inputs, keywords = self.arguments(tape)
         changed: dict[str, Tensor] = {}
+        steps: dict[str, int] = {}
         if self.probed:
             keywords = {**keywords, "probe": EveryValue(tape.fire)}
         if module is not None:
@@ -112,6 +122,8 @@ class TracedModel:
                     # what the model itself has named keeps that name
                     has_name = self.probed and tape.nodes[tape.node_of(value)].named
                     tape.name(value, name or "output", named=not has_name)
+                if self.targets is not None:
+                    steps = loss.record(tape, loss.logits_of(self.output), self.targets)
         except NotImplementedError as error:
             why = str(error).splitlines()[0]
             if called := re.search(r"HigherOrderOperator (\w+)", why):
@@ -128,6 +140,8 @@ class TracedModel:
         if unused:
             raise UserError(f"nothing was called {unused[0]} when the model ran again")
         self.explain(tape)
+        if steps:
+            loss.describe(tape, steps)
         return tape
 
     def explain(self, tape: Tape) -> None:

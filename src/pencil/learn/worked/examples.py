@@ -182,7 +182,8 @@ def nanogpt_block() -> LiveTrace:
         GPTConfig(vocab=6, context=4, width=8, depth=1, heads=1, hidden=16, positions="learned", bias=True)
     ).double()
     seen = words[:4]
-    return trace(one_decimal(model, 1), torch.arange(4)[None], words={"T": seen, "S": seen, "V": words})
+    labels = {"T": seen, "S": seen, "V": words}
+    return trace(one_decimal(model, 1), torch.arange(4)[None], words=labels, targets=torch.arange(1, 5)[None])
 
 
 def vit_text() -> LiveTrace:
@@ -211,7 +212,8 @@ def vit_text() -> LiveTrace:
     sequence = patches + words[:3]
     labels = {"T": sequence, "S": sequence, "N": patches, "M": patches, "t": words[:3], "V": words}
     facts = {**_PATCHES, "first_patch": 0, "first_word": len(patches)}
-    return trace(one_decimal(model, 2), torch.arange(3)[None], picture, words=labels, facts=facts)
+    tokens = torch.arange(4)[None]  # the first three are read, and each is to be followed by the next
+    return trace(one_decimal(model, 2), tokens[:, :3], picture, words=labels, facts=facts, targets=tokens[:, 1:])
 
 
 DEVIATIONS = (4, 16, 64, 256, 1024)  # widths for which the standard deviation of scores is measured
@@ -307,10 +309,10 @@ def original_transformer() -> LiveTrace:
         )
     ).double()
     source, target = words[1:4], [words[0], *words[4:6]]
-    source_tokens, target_tokens = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 4, 5]])
-    return trace(
-        one_decimal(model, 4), target_tokens, source_tokens, words={"s": source, "T": target, "S": target, "V": words}
-    )
+    source_tokens, target_tokens = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 4, 5, 6]])
+    labels = {"s": source, "T": target, "S": target, "V": words}
+    targets = target_tokens[:, 1:]
+    return trace(one_decimal(model, 4), target_tokens[:, :3], source_tokens, words=labels, targets=targets)
 
 
 TIMESTEP = 3
