@@ -5,7 +5,7 @@
     losses = −ln(target_probabilities)       0 where there is no target
     loss = Σ losses / n, over the n positions that have one
 
-Training computes the same number from the logits at once (`train/losses/vocabulary.py`), without the probabilities.
+Training computes the same number from the logits at once (`train/losses/cross_entropy.py`), without the probabilities.
 """
 
 from collections.abc import Mapping, Sequence
