@@ -215,7 +215,8 @@ def test_every_command_runs(command, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert ended.value.code == 0 or (verb == "check" and " wrong" in printed)
     assert verb != "why" or "✓" in printed
-    written = [tmp_path / words[i + 1] for i, word in enumerate(words) if word in ("--png", "--html")]
+    named = [tmp_path / words[i + 1] for i, word in enumerate(words) if word in ("--png", "--html", "--out")]
+    written = [file for path in named for file in ([*path.iterdir()] if path.is_dir() else [path])]
     assert printed.strip() or written
     assert all(path.stat().st_size for path in written)
 
@@ -305,6 +306,20 @@ def headings(number: str, text: str) -> list[str]:
 def test_the_headings_are_those_of_the_document(number):
     (path,) = DOCUMENTS.glob(f"{number}_*.txt")
     assert [row["heading"] for row in maps()[number]["row"]] == headings(number, path.read_text("utf-8"))
+
+
+@needs_documents
+@pytest.mark.parametrize("number", maps())
+def test_the_walk_takes_the_document_and_no_other(number):
+    """`pencil walk --document`: the headings of the reader's copy, and the lines on which they stand."""
+    from pencil.learn.walks.data import document
+    from pencil.learn.walks.headings import check_headings
+
+    mine, *others = sorted(DOCUMENTS.glob("00?_*.txt"), key=lambda path: not path.name.startswith(number))
+    check_headings(document(number), mine)
+    for path in others:
+        with pytest.raises(UserError, match="is not the document of this walk"):
+            check_headings(document(number), path)
 
 
 @needs_documents

@@ -176,7 +176,8 @@ class Tours:
     def tour(self, number: str, run: Source | None) -> dict[str, Any]:
         tour = self._walk(number, run)
         sections = [_section(section, run is not None) for section in tour.sections]
-        return {"number": tour.number, "title": tour.title, "run": tour.run, "sections": sections}
+        head = {key: getattr(tour, key) for key in ("number", "title", "credit", "run")}
+        return {**head, "sections": sections}
 
     def figure(self, number: str, run: Source | None, section: int, figure: int) -> dict[str, Any]:
         """One figure, drawn when it is asked for."""
@@ -198,7 +199,7 @@ class Tours:
 
 def _section(section: Section, of_run: bool) -> dict[str, Any]:
     """A section; what a run's numbers are taken from has its address, `cell`, in the model on screen."""
-    plain = ("title", "level", "about", "text", "skipped", "lacking")
+    plain = ("title", "level", "about", "text", "then", "skipped", "lacking")
     lists = ("lines", "missing", "katas", "labs", "commands")
     return {
         **{key: getattr(section, key) for key in plain},

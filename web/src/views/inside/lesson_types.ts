@@ -8,11 +8,11 @@ export type Compared = { name: string; formula: string; line: number; where: str
 export type Claim = { line: number; text: string; verdict: string; values: string; note: string; command: string };
 export type Figure = { caption: string; command: string };
 export type Section = {
-  title: string; level: number; about: string; text: string; skipped: string; lacking: string; missing: string[];
+  title: string; level: number; about: string; text: string; then: string; skipped: string; lacking: string; missing: string[];
   shown: Shown[]; unfolded: Unfolded[]; compared: Compared[]; claims: Claim[]; corrections: [number | string, string][];
   katas: string[]; labs: string[]; commands: string[]; figures: Figure[];
 };
-export type Tour = { number: string; title: string; run: string; sections: Section[] };
+export type Tour = { number: string; title: string; credit: string; run: string; sections: Section[] };
 export type TourName = { number: string; title: string; sections: number };
 
 export type KataName = { name: string; title: string; topic: string; due: string; attempts: number; solved: number; seen: number; wrong: number };
