@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
+import pencil
+from conftest import call
+from pencil.core.token_groups import frames_and_positions, windows
 from traced import traced
 
 BLOCK = "blocks.0.attn"
@@ -118,3 +122,39 @@ def test_the_stamps_the_strip_and_the_mask_are_those_of_the_page(golden):
     mask = traced("example:pencil-mask")
     close(value(mask, "pattern")[0, 0], np.tril(np.ones((3, 3))) / np.arange(1, 4)[:, None])
     assert np.array_equal(np.isneginf(value(mask, "mask")[0, 0]), np.triu(np.ones((3, 3)), 1) == 1)
+
+
+def test_the_four_kinds_of_attention_over_a_video_are_attention_in_groups():
+    """The masked tables are those of patches in groups that attend only to one another, as a dit computes them."""
+    shown = traced("example:video-attention")
+    raw = shown.array("full.raw_scores")[0, 0] / 2
+    frames, positions = frames_and_positions((2, 2, 2), torch.device("cpu"))
+    rows = windows((2, 2, 2), (2, 1, 2), (0, 0, 0), torch.device("cpu"))
+    for name, grouping, scores in (("spatial", frames, 32), ("temporal", positions, 16), ("windowed", rows, 32)):
+        expected = np.zeros((8, 8))
+        for group in grouping.order.unflatten(0, (grouping.count, -1)).numpy():
+            e = np.exp(raw[np.ix_(group, group)])
+            expected[np.ix_(group, group)] = e / e.sum(-1, keepdims=True)
+        assert np.allclose(shown.array(f"{name}.pattern")[0, 0], expected, rtol=0, atol=1e-12)
+        assert (shown.array(f"{name}.pattern") > 0).sum() == scores
+    e = np.exp(raw)
+    assert np.allclose(shown.array("full.pattern")[0, 0], e / e.sum(-1, keepdims=True), rtol=0, atol=1e-12)
+    assert shown.words("T", 8)[5] == "frame 2, patch 2"
+
+
+def test_the_video_model_that_comes_with_pencil_makes_a_moving_digit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = pencil.load("example:video")
+    assert sum(path.stat().st_size for path in model.run.path.iterdir()) <= 1_000_000
+    assert (
+        "--label 4, by the seed" in call("sample", "example:video", "--out", "d.gif", "--steps", 5, "--seed", 4).stderr
+    )
+    picture = Image.open(tmp_path / "d.gif")
+    assert picture.n_frames == 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d-steps.png", "d.gif"]
+    centres = []
+    for i in range(picture.n_frames):
+        picture.seek(i)
+        light = np.asarray(picture.convert("L"), dtype=float)
+        centres.append((light * np.arange(len(light))[:, None]).sum() / light.sum())
+    assert np.ptp(centres) > 0.05 * len(light)  # the digit moves up or down

@@ -24,6 +24,7 @@ from ..inference.image_sampling import decoder_of, process_of, sample_images
 from ..inference.text_batches import end_token, pad, shorten, token_label
 from ..models.dit import PRESETS, DiT, DiTConfig, groupings
 from ..models.reader import ReaderConfig
+from ..runs.files import EXAMPLE_RUNS
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
 from ..tracing.recording import mapped
@@ -487,6 +488,10 @@ class SampleOptions(ImageOutput):
 
 def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     """A grid of images, or an animation of them, and the first of them at each denoising step."""
+    if loaded.run.path.parent == EXAMPLE_RUNS and not options.label and not options.prompt:
+        label = loaded.classes[(options.seed or 0) % len(loaded.classes)]
+        options = replace(options, label=[label])
+        output.note(f"--label {label}, by the seed; --label chooses another")
     places = options.places(loaded.run.path, loaded.model.config.frames > 1)
     count, kind = options.count or 1, "label" if options.label else "prompt"
     write_samples(_denoise(loaded, options, steps_shown=True, notify=output.note), count, places, output)

@@ -12,7 +12,7 @@ from ...core.attention import Attention, attend
 from ...core.blocks import AdaBlock, AdaNormBlock
 from ...core.embed import Patches, TimestepEmbedding
 from ...core.layers import MLP, LayerNorm, gelu_tanh
-from ...core.masks import causal, full
+from ...core.masks import Mask, causal, full
 from ...core.positions import T5, Sinusoidal
 from ...core.probe import OFF, Probe
 from ...core.span import Span
@@ -394,6 +394,69 @@ def t5() -> LiveTrace:
     return _traced(model, 9)
 
 
+FRAMES, ROWS, COLUMNS = 2, 2, 2  # patches of the small video along time, height and width
+
+
+def _place(index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Frame, row and column of a patch."""
+    return index // (ROWS * COLUMNS), index // COLUMNS % ROWS, index % COLUMNS
+
+
+def _same_frame(query: Tensor, key: Tensor) -> Tensor:
+    return _place(query)[0] == _place(key)[0]
+
+
+def _same_position(query: Tensor, key: Tensor) -> Tensor:
+    return query % (ROWS * COLUMNS) == key % (ROWS * COLUMNS)
+
+
+def _same_window(query: Tensor, key: Tensor) -> Tensor:
+    """A window has one row of patches, in both frames."""
+    return _place(query)[1] == _place(key)[1]
+
+
+class VideoAttention(nn.Module):
+    """Two frames of 2×2 patches, and which of them may attend to one another: all, those of the same frame, those at
+    the same position, or those of the same window."""
+
+    INNER = {"patches.out": ("B N D", "X", "X_patch Eᵀ")}
+    WEIGHTS = {"patches.proj.weight": "Eᵀ"}
+    INPUTS = {"video": "X_video"}
+    MASKS = {
+        "full": full,
+        "spatial": Mask("spatial", _same_frame, words="i and j are of one frame"),
+        "temporal": Mask("temporal", _same_position, words="i and j are at one position"),
+        "windowed": Mask("windowed", _same_window, words="i and j are of one window"),
+    }
+    SYMBOLS = {name: {"X_q": "X", "X_kv": "X", "SEEN": mask.words} for name, mask in MASKS.items()}
+
+    def __init__(self):
+        super().__init__()
+        self.patches = Patches(1, (1, 2, 2), 4, bias=False)
+        for name in self.MASKS:
+            setattr(self, name, Attention(4, 1, bias=False))
+
+    def forward(self, video: Tensor, probe: Probe = OFF) -> Tensor:
+        patches = self.patches(video, probe / "patches")
+        span = Span.whole(FRAMES * ROWS * COLUMNS)
+        outputs = [
+            getattr(self, name)(patches, span.under(mask), probe=probe / name) for name, mask in self.MASKS.items()
+        ]
+        return torch.stack(outputs).sum(0)
+
+
+def video_attention() -> LiveTrace:
+    """A video of two frames in 2×2 patches, through full, spatial, temporal and windowed attention with the same
+    weights: the four tables of weights side by side."""
+    model = one_decimal(VideoAttention().double(), 11)
+    for name in ("spatial", "temporal", "windowed"):
+        getattr(model, name).load_state_dict(model.full.state_dict())
+    frame = torch.tensor([[0, 3, 1, 0], [2, 5, 1, 0], [0, 4, 0, 1], [1, 0, 2, 0]], dtype=torch.float64)
+    video = torch.stack((frame, frame.roll((1, 1), (0, 1))))[None, None] / 5  # it moves down and to the right
+    patches = [f"frame {z + 1}, patch {n + 1}" for z in range(FRAMES) for n in range(ROWS * COLUMNS)]
+    return trace(model, video, words={"T": patches, "S": patches, "N": patches})
+
+
 EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "vit-4x4": vit_4x4,
     "pencil-stamps": pencil_stamps,
@@ -412,6 +475,7 @@ EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "shaw": shaw,
     "t5": t5,
     "soft-lookup": soft_lookup,
+    "video-attention": video_attention,
 }
 
 
