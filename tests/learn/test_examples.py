@@ -8,8 +8,10 @@ from pencil.learn.worked.examples import EXAMPLES, deviations, example
 from pencil.tracing.receipt import receipt
 from traced import traced, unchecked
 
+TRAINED = {"english-sentence"}  # a million numbers: every ten thousandth
 # every seventh cell; all in the long form
 LARGE = {
+    "video-attention",
     "original-transformer",
     "vit-text",
     "mha-demo",
@@ -25,7 +27,7 @@ LARGE = {
 
 @pytest.mark.parametrize(
     "name, stride",
-    [*((name, 7 if name in LARGE else 1) for name in EXAMPLES),
+    [*((name, 10007 if name in TRAINED else 7 if name in LARGE else 1) for name in EXAMPLES),
      *(pytest.param(name, 1, marks=pytest.mark.long) for name in sorted(LARGE))],
 )  # fmt: skip
 def test_every_cell_of_every_example_agrees(name, stride):

@@ -16,6 +16,7 @@ from ...core.masks import Mask, causal, full
 from ...core.positions import T5, Sinusoidal
 from ...core.probe import OFF, Probe
 from ...core.span import Span
+from ...inference.text_batches import token_label
 from ...models.captioner import Captioner, CaptionerConfig
 from ...models.gpt import GPT, GPTConfig
 from ...models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -457,6 +458,20 @@ def video_attention() -> LiveTrace:
     return trace(model, video, words={"T": patches, "S": patches, "N": patches})
 
 
+SENTENCE = "The animal did not cross the street because it was too wide."
+
+
+def english_sentence() -> LiveTrace:
+    """A sentence of document 003 in the small model of English that comes with Pencil: which words each head attends
+    to. It is too small to have learnt what "it" stands for; `pencil heads example:english --relations` measures it."""
+    from ...api.loading import load  # the other examples need no run
+
+    loaded = load("example:english", dtype="float64")
+    ids = loaded.tokenizer.encode(SENTENCE).tolist()
+    words = [token_label(loaded.tokenizer, i) for i in ids]
+    return trace(loaded.model, torch.tensor([ids]), words={"T": words, "S": words})
+
+
 EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "vit-4x4": vit_4x4,
     "pencil-stamps": pencil_stamps,
@@ -476,6 +491,7 @@ EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "t5": t5,
     "soft-lookup": soft_lookup,
     "video-attention": video_attention,
+    "english-sentence": english_sentence,
 }
 
 
