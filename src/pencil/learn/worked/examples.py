@@ -458,7 +458,7 @@ def video_attention() -> LiveTrace:
     return trace(model, video, words={"T": patches, "S": patches, "N": patches})
 
 
-SENTENCE = "The animal did not cross the street because it was too wide."
+ANIMAL_AND_STREET = "The animal did not cross the street because it was too wide."
 
 
 def english_sentence() -> LiveTrace:
@@ -467,7 +467,7 @@ def english_sentence() -> LiveTrace:
     from ...api.loading import load  # the other examples need no run
 
     loaded = load("example:english", dtype="float64")
-    ids = loaded.tokenizer.encode(SENTENCE).tolist()
+    ids = loaded.tokenizer.encode(ANIMAL_AND_STREET).tolist()
     words = [token_label(loaded.tokenizer, i) for i in ids]
     return trace(loaded.model, torch.tensor([ids]), words={"T": words, "S": words})
 
