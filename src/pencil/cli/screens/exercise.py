@@ -11,11 +11,10 @@ from rich.text import Text
 
 from ...console import Console
 from ...learn.katas.exercise import Question, Table
-from ...learn.katas.grader import Graded, choices, digits, grade, labels, parts, shown, understood
+from ...learn.katas.grader import Graded, choices, grade, parts, shown, understood, wanted
 from ...learn.katas.progress import Outcome
 
 TRIES = 3
-MOST_LABELS = 9  # of a question with rows; the labels of more blanks are named by row and column
 NARROWEST, WIDEST = 20, 100  # columns: fewer cannot show a table, more are hard to read
 LONGEST = 40  # characters of an answer that a message repeats
 GAP = 2  # between two columns of a table
@@ -160,13 +159,8 @@ def pose(question: Question, screen: Screen) -> None:
             screen.write(line and "  " + line)
         screen.write()
     screen.write(question.ask)
-    how = digits(question)
-    if len(question.blanks) > MOST_LABELS and question.rows:
-        rows = joined((row for row, _ in question.rows), " · ")
-        columns = f" (each {joined(question.across, ' · ')})" if question.across else ""
-        screen.write(f"Answer{' ' + how if how else ''}, row by row: {rows}{columns}")
-    else:
-        screen.write(f"Answer{' ' + how if how else ''}: {joined(labels(question), ' · ')}")
+    begin, blanks, columns = wanted(question)
+    screen.write(f"{begin}: {joined(blanks, ' · ')}{columns}")
 
 
 def show(question: Question, screen: Screen) -> None:

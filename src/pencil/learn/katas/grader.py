@@ -10,6 +10,7 @@ from ...config import UserError
 from .exercise import Blank, Mistake, Question, Value
 
 VERDICTS = {"right", "wrong"}  # where one may be the answer, so may the other
+MOST_LABELS = 9  # blanks that are named one by one; more are named by row and column
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
 
 
@@ -32,6 +33,16 @@ def labels(question: Question) -> list[str]:
     usual = digits(question)
     pairs = [(b.label, usual if b.words else _precision(b.decimals)) for b in question.blanks]
     return [label if how == usual else f"{label} ({how})" for label, how in pairs]
+
+
+def wanted(question: Question) -> tuple[str, list[str], str]:
+    """What is to be answered: how the line begins, the blanks (or their rows, where they are many), and the columns."""
+    how = digits(question)
+    begin = f"Answer{' ' + how if how else ''}"
+    if len(question.blanks) <= MOST_LABELS or not question.rows:
+        return begin, labels(question), ""
+    each = f" (each {' · '.join(question.across)})" if question.across else ""
+    return f"{begin}, row by row", [row for row, _ in question.rows], each
 
 
 def _precision(decimals: int) -> str:

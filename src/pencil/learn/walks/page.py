@@ -10,8 +10,8 @@ from pathlib import Path
 from ...console import visible
 from ..check.check import RIGHT, ROUNDED, Number
 from ..katas.exercise import Question
-from ..katas.grader import digits, labels
 from ..katas.grader import shown as given
+from ..katas.grader import wanted
 from .sections import Compared, Drawn, Section, Walk
 from .tables import Grid, Shown, written
 
@@ -114,11 +114,11 @@ def _question(question: Question) -> str:
         _table(one.name, [[given(value) for value in row] for row in one.rows], one.down, one.across)
         for one in question.tables
     )
-    how = digits(question)
-    blanks = " · ".join(map(_text, labels(question)))
+    begin, blanks, columns = wanted(question)
+    asked = " · ".join(blanks) + columns
     return (
         f'<div class="question"><p class="dim">Your turn</p><div class="tables">{"".join(tables)}</div>'
-        f"<p>{_text(question.ask)}</p><p>Answer{' ' + how if how else ''}: {blanks}</p></div>"
+        f"<p>{_text(question.ask)}</p><p>{begin}: {_text(asked)}</p></div>"
     )
 
 
