@@ -1,6 +1,9 @@
 """Bytes against what is really held: tensors saved for the backward pass, optimizer states, KV caches; and document 002's."""
 
+import json
+import math
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +12,13 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from pencil.cost import memory as cost_memory
 from pencil.cost.count import count
 from pencil.cost.devices import DEVICES, Workload, device, workloads
-from pencil.cost.memory import kv_cache, kv_sharing, train_memory
+from pencil.cost.memory import kv_cache, kv_sharing, smaller_kv_caches, train_memory
 from pencil.families import configure, family
 from pencil.train.losses import cross_entropy as losses
 from pencil.train.optim import make_optimizers, state_tensors
 from pencil.train.settings import TrainConfig
 
+ROOT = Path(__file__).parents[1]
 _SIZES = dict(width=352, heads=11, depth=2, hidden=499, dropout=0.0)
 _TEXT = dict(vocab=509, context=127)
 _IMAGE = dict(image_size=(77, 65), patch=(7, 5), channels=3)
@@ -126,6 +130,32 @@ def test_seed_002s_cache_in_its_true_units():
     weights = memory_of("gpt", config, 1, 4096).weights // 2
     assert weights == 2 * 68_976_648_192
     assert (round(weights / 2_621_440), round(weights / 327_680, -3)) == (52_625, 421_000)
+
+
+@pytest.mark.parametrize("length, window", [(23, None), (37, 5), (3, 5)])
+def test_the_bytes_of_smaller_caches_are_those_of_their_tensors(length, window):
+    """Each built: int8 values with float16 scales, the last tokens alone, and whole pages."""
+    config = configure("gpt", width=84, heads=12, depth=3, kv_heads=4, context=13, window=window, positions="learned")
+    blocks, batch, heads, width = 3, 5, 4, 7
+    whole = torch.zeros(2, blocks, batch, length, heads, width, dtype=torch.bfloat16)
+    values, scales = whole.to(torch.int8), torch.zeros(whole.shape[:-1], dtype=torch.float16)
+    last = whole[:, :, :, -(window or math.ceil(length / 4)) :].clone()
+    pages = torch.zeros(2, blocks, batch, math.ceil(length / 16), 16, heads, width, dtype=torch.bfloat16)
+    counted = {one.name: one.bytes for one in smaller_kv_caches(config, batch, length)}
+    assert list(counted.values()) == [values.nbytes + scales.nbytes, last.nbytes, pages.nbytes]
+
+
+def test_smaller_caches_of_the_published_model():
+    """LLaMA-2 70B at 4,096 tokens, from the bytes that tests/golden.json has for its own 8 KV heads."""
+    golden = {one["id"]: one for one in json.loads((ROOT / "golden.json").read_text(encoding="utf-8"))}
+    own = golden["002-kv-cache-llama2-70b"]["expected"]["real_GQA_bytes"]
+    config = configure("gpt", "llama2-70b")
+    int8, window, pages = (one.bytes for one in smaller_kv_caches(config, 1, 4096))
+    assert (int8, window, pages) == (own // 2 * 130 // 128, own // 4, own)
+    one_more = smaller_kv_caches(config, 1, 4097)[2].bytes
+    assert one_more - own == 16 * golden["002-kv-cache-llama2-70b"]["expected"]["bytes_per_token_GQA"]
+    text = (ROOT.parent / "docs" / "explain" / "cost.md").read_text(encoding="utf-8")
+    assert all(f"{size:,}" in text for size in (own, int8, window, one_more))
 
 
 @pytest.mark.parametrize("length", [127, 61])

@@ -77,6 +77,7 @@ def evaluated(formula: str) -> float:
     """What a written formula gives, read as mathematics."""
     code = formula.replace("·", "*").replace("^", "**").replace("−", "-").replace("²", "**2").replace("∞", "inf")
     code = re.sub(r"\|([^|]*)\|", r"abs(\1)", re.sub(r"ln (\S+)", r"log(\1)", code))
+    code = re.sub(r"nearest whole to (.+)", r"round(\1)", code)
     code = (
         re.sub(r"√(\d+(?:\.\d+)?)", r"√(\1)", code)
         .replace("√", "sqrt")
@@ -86,7 +87,19 @@ def evaluated(formula: str) -> float:
     )
     names = {name: getattr(np, name) for name in ("sin", "cos", "sqrt", "tanh", "inf")}
     return float(
-        eval(code, {**names, "e": math.e, "abs": abs, "min": min, "max": max, "erf": math.erf, "log": math.log})
+        eval(
+            code,
+            {
+                **names,
+                "e": math.e,
+                "abs": abs,
+                "min": min,
+                "max": max,
+                "erf": math.erf,
+                "log": math.log,
+                "round": round,
+            },
+        )
     )
 
 

@@ -137,6 +137,40 @@ def kv_cache(c: BlockConfig, batch: int, tokens: int, dtype: str = "bf16", heads
     return 2 * c.decoder_blocks * batch * tokens * (heads or c.kv_head_count) * c.head_width * BYTES[dtype]
 
 
+SCALE_BYTES = 2  # of the one scale of a quantised key or value: float16
+PAGE_TOKENS = 16  # of a paged cache, as vLLM has it unless told otherwise
+WINDOW_SHARE = 4  # a model without a window is shown with one of this share of the tokens
+
+
+class SmallerCache(NamedTuple):
+    """The model's KV cache in another form, with its formula."""
+
+    name: str
+    bytes: int
+    formula: str
+
+
+def smaller_kv_caches(c: BlockConfig, batch: int, tokens: int, dtype: str = "bf16") -> list[SmallerCache]:
+    """The KV cache quantised to int8, of the last tokens alone, and in pages."""
+    each, window = BYTES[dtype], min(tokens, c.window or -(-tokens // WINDOW_SHARE))
+    vectors = 2 * c.decoder_blocks * batch * c.kv_head_count  # a token
+    pages = -(-tokens // PAGE_TOKENS)
+    layers, whose = getattr(c, "decoder_depth", None) or "L", "this model's" if c.window else f"n/{WINDOW_SHARE}"
+    return [
+        SmallerCache("int8", vectors * tokens * (c.head_width + SCALE_BYTES), f"2·B·n·{layers}·g·(d + {SCALE_BYTES})"),
+        SmallerCache(
+            f"window: w {window:,}",
+            vectors * window * c.head_width * each,
+            f"2·B·w·{layers}·g·d·{each}, w {whose}",
+        ),
+        SmallerCache(
+            f"pages of {PAGE_TOKENS}",
+            vectors * pages * PAGE_TOKENS * c.head_width * each,
+            f"2·B·⌈n/{PAGE_TOKENS}⌉·{PAGE_TOKENS}·{layers}·g·d·{each}",
+        ),
+    ]
+
+
 def kv_sharing(c: BlockConfig) -> dict[str, int]:
     """KV heads with full, grouped-query and multi-query attention."""
     own = c.kv_head_count

@@ -4,6 +4,7 @@ With `--gpus` it is the memory and the communication of one device among several
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,7 +14,15 @@ from rich.text import Text
 from ...console import Console, visible
 from ...cost.count import Counts, count
 from ...cost.devices import Device, Workload, workloads
-from ...cost.memory import ActivationMemory, TrainMemory, kv_cache, kv_sharing, train_memory
+from ...cost.memory import (
+    ActivationMemory,
+    SmallerCache,
+    TrainMemory,
+    kv_cache,
+    kv_sharing,
+    smaller_kv_caches,
+    train_memory,
+)
 from ...cost.parallel import Plan, sent, units_of
 from ...cost.profile import on_meta
 from ...cost.scaling import COMPUTE, MACHINE_DEVICES, NETWORK_BYTES_PER_SECOND, Scale, table
@@ -46,6 +55,7 @@ class CostReport:
     tokens: int  # of the whole batch
     memory: TrainMemory
     kv_caches: Mapping[str, tuple[int, int]]  # by how query heads share them: KV heads, and bytes
+    smaller_kv_caches: Sequence[SmallerCache]
     workloads: Mapping[str, Workload]
     notes: Sequence[str] = ()
 
@@ -136,6 +146,7 @@ def make_report(
         batch * tokens,
         memory,
         caches,
+        smaller_kv_caches(config, batch, tokens, dtype) if profile.decodes else [],
         works,
         notes,
     )
@@ -265,6 +276,8 @@ def _decode_memory(report: CostReport) -> list[Row]:
     for name, (heads, size) in report.kv_caches.items():
         mark = ", this model" if heads == report.kv_heads else ""
         rows.append((f"KV cache, {name}: g {heads}", show_bytes(size), f"2·B·n·{layers}·g·d·{each}{mark}"))
+    own = f"g {report.kv_heads}, " if len(report.kv_caches) > 1 else ""
+    rows += [(f"  {own}{one.name}", show_bytes(one.bytes), one.formula) for one in report.smaller_kv_caches]
     return rows
 
 
@@ -383,6 +396,7 @@ def report_as_json(
         "kv_cache_bytes": {
             name: {"kv_heads": heads, "bytes": size} for name, (heads, size) in report.kv_caches.items()
         },
+        "smaller_kv_cache_bytes": {re.split("[: ]", one.name)[0]: one.bytes for one in report.smaller_kv_caches},
         "workloads": {
             name: {**asdict(work), "arithmetic_intensity": work.intensity} for name, work in report.workloads.items()
         },

@@ -21,6 +21,7 @@ from ...models.captioner import Captioner, CaptionerConfig
 from ...models.gpt import GPT, GPTConfig
 from ...models.seq2seq import Seq2Seq, Seq2SeqConfig
 from ...tracing.live_trace import LiveTrace, trace
+from .caches import kv_caches
 
 
 def set_weight(parameter: Any, values: Any) -> None:
@@ -482,6 +483,7 @@ EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "vit-text": vit_text,
     "mha-demo": mha_demo,
     "kv-cache": kv_cache,
+    "kv-caches": kv_caches,
     "original-transformer": original_transformer,
     "adaln": adaln,
     "adaln-zero": adaln_zero,
