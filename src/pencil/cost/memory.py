@@ -138,7 +138,7 @@ def kv_cache(c: BlockConfig, batch: int, tokens: int, dtype: str = "bf16", heads
 
 
 SCALE_BYTES = 2  # of the one scale of a quantised key or value: float16
-PAGE_TOKENS = 16  # of a paged cache, as vLLM has it unless told otherwise
+PAGE_TOKENS = 16  # in a page of a paged cache: the default of vLLM
 WINDOW_SHARE = 4  # a model without a window is shown with one of this share of the tokens
 
 

@@ -188,34 +188,67 @@ def nanogpt_block() -> LiveTrace:
     return trace(one_decimal(model, 1), torch.arange(4)[None], words=labels, targets=torch.arange(1, 5)[None])
 
 
+IMAGE_WORDS = ["begin", "a", "dark", "square", "light"]
+
+
+def _captioner(**variant: Any) -> Captioner:
+    """A captioner of a 4×4 image in four patches and three words, as document 001 has it but for its variants."""
+    plain: dict[str, Any] = dict(mask="causal", positions="learned", type_embeddings=False, delimiters="none")
+    sizes = dict(image_size=(4, 4), channels=1, patch=(2, 2), vocab=5, context=3, width=8, depth=1, heads=1, hidden=16)
+    return Captioner(CaptionerConfig(**sizes, bias=True, **{**plain, **variant})).double()
+
+
+def _image_and_words() -> tuple[Tensor, Tensor]:
+    """The three words that are read, and the image."""
+    return torch.arange(3)[None], torch.arange(16, dtype=torch.float64).reshape(1, 1, 4, 4) / 10
+
+
 def vit_text() -> LiveTrace:
     """A 4×4 image in four patches, then three words, in one sequence: text attends to the image, not the reverse."""
-    words = ["begin", "a", "dark", "square", "light"]
-    model = Captioner(
-        CaptionerConfig(
-            image_size=(4, 4),
-            channels=1,
-            patch=(2, 2),
-            vocab=5,
-            context=3,
-            width=8,
-            depth=1,
-            heads=1,
-            hidden=16,
-            mask="causal",
-            positions="learned",
-            type_embeddings=False,
-            delimiters="none",
-            bias=True,
-        )
-    ).double()
-    picture = torch.arange(16, dtype=torch.float64).reshape(1, 1, 4, 4) / 10
-    patches = [f"patch {i + 1}" for i in range(4)]
+    words, patches = IMAGE_WORDS, [f"patch {i + 1}" for i in range(4)]
+    model, (tokens, picture) = _captioner(), _image_and_words()
     sequence = patches + words[:3]
     labels = {"T": sequence, "S": sequence, "N": patches, "M": patches, "t": words[:3], "V": words}
     facts = {**_PATCHES, "first_patch": 0, "first_word": len(patches)}
-    tokens = torch.arange(4)[None]  # the first three are read, and each is to be followed by the next
-    return trace(one_decimal(model, 2), tokens[:, :3], picture, words=labels, facts=facts, targets=tokens[:, 1:])
+    return trace(one_decimal(model, 2), tokens, picture, words=labels, facts=facts, targets=tokens + 1)
+
+
+class Variants(nn.Module):
+    """One image and its words through three captioners: two masks over the same weights, and every other variant."""
+
+    INPUTS = {"tokens": "t", "picture": "X_img"}
+
+    def __init__(self):
+        super().__init__()
+        self.causal, self.prefix = _captioner(mask="causal"), _captioner(mask="prefix")
+        self.delimited = _captioner(
+            mask="prefix",
+            delimiters="both",
+            delimiter_positions=True,
+            type_embeddings=True,
+            image_width=6,
+            text_width=5,
+        )
+
+    def forward(self, tokens: Tensor, picture: Tensor, probe: Probe = OFF) -> tuple[Tensor, ...]:
+        models = self.causal, self.prefix, self.delimited
+        names = "causal", "prefix", "delimited"
+        return tuple(model(tokens, picture, probe=probe / name) for name, model in zip(names, models, strict=True))
+
+
+def vit_text_variants() -> LiveTrace:
+    """The variants of document 001: a causal and a prefix mask side by side, over the same weights; and in
+    `delimited` [IMG] and [/IMG] around the patches, type embeddings, and projections of patches and words."""
+    model = Variants()
+    one_decimal(model.causal, 2)
+    model.prefix.load_state_dict(model.causal.state_dict())
+    one_decimal(model.delimited, 11)
+    words, patches = IMAGE_WORDS, [f"patch {i + 1}" for i in range(4)]
+    between = ["[IMG]", *patches, "[/IMG]"]
+    labels = {"N": patches, "t": words[:3], "V": words, "M": patches, "delimited.M": between}
+    for letter in "TS":
+        labels |= {letter: patches + words[:3], f"delimited.{letter}": between + words[:3]}
+    return trace(model.eval(), *_image_and_words(), words=labels)
 
 
 DEVIATIONS = (4, 16, 64, 256, 1024)  # widths for which the standard deviation of scores is measured
@@ -481,6 +514,7 @@ EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "pencil-mask": pencil_mask,
     "nanogpt-block": nanogpt_block,
     "vit-text": vit_text,
+    "vit-text-variants": vit_text_variants,
     "mha-demo": mha_demo,
     "kv-cache": kv_cache,
     "kv-caches": kv_caches,
