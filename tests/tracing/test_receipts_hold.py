@@ -66,7 +66,7 @@ def test_every_operation_of_a_captioner_is_reworked(name):
 
 @pytest.mark.parametrize("name", HAND)
 def test_every_operation_of_an_example_is_reworked(name):
-    assert holds(traced(name)) > 100
+    assert holds(traced(name)) > 20  # the smallest example has 24 numbers that are computed
 
 
 def test_every_operation_of_other_peoples_models_is_reworked(other):

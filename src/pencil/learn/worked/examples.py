@@ -432,13 +432,8 @@ def t5() -> LiveTrace:
 FRAMES, ROWS, COLUMNS = 2, 2, 2  # patches of the small video along time, height and width
 
 
-def _place(index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Frame, row and column of a patch."""
-    return index // (ROWS * COLUMNS), index // COLUMNS % ROWS, index % COLUMNS
-
-
 def _same_frame(query: Tensor, key: Tensor) -> Tensor:
-    return _place(query)[0] == _place(key)[0]
+    return (query >= ROWS * COLUMNS) == (key >= ROWS * COLUMNS)
 
 
 def _same_position(query: Tensor, key: Tensor) -> Tensor:
@@ -447,7 +442,7 @@ def _same_position(query: Tensor, key: Tensor) -> Tensor:
 
 def _same_window(query: Tensor, key: Tensor) -> Tensor:
     """A window has one row of patches, in both frames."""
-    return _place(query)[1] == _place(key)[1]
+    return (query % (ROWS * COLUMNS) >= COLUMNS) == (key % (ROWS * COLUMNS) >= COLUMNS)
 
 
 class VideoAttention(nn.Module):
