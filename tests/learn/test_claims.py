@@ -6,6 +6,7 @@ import shlex
 import tomllib
 from collections import Counter
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,11 +19,12 @@ from pencil.families import FAMILIES
 from pencil.learn import katas, lab
 from pencil.learn.check.check import check, check_text, shipped
 from pencil.learn.check.claims import NOT_SHOWN, SHOWN, WRONG, count_claims
-from pencil.learn.lab.claims_attention import measure_scaling
+from pencil.learn.lab.claims_attention import softmax_gradients
 from pencil.learn.lab.runner import FIRST
 from pencil.learn.worked.examples import EXAMPLES
 
 WALKS = files("pencil") / "examples" / "walks"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -290,19 +292,26 @@ def test_at_the_width_of_the_documents_gradients_do_not_vanish(documents, verdic
     """At d_k = 64, from which both argue; only far wider heads pass less, and the measured numbers are the lab's."""
     size = lab.claims()["scaling"].quick | {"widths": (64,)}
     seeds = range(FIRST, FIRST + 5)
-    with_, without = (
-        np.mean([measure_scaling(arm, seed, size)["slope"] for seed in seeds]) for arm in ("with", "without")
-    )
+    each = {arm: [softmax_gradients(arm, seed, size) for seed in seeds] for arm in ("with", "without")}
+    with_, without = (np.mean([one["slope"] for one in each[arm]]) for arm in each)
     assert without == pytest.approx(with_, rel=0.05)
     quoted = f"{without:.3f} without the division and {with_:.3f} with it"
+    queries = {arm: np.mean([one["at queries by width"][0][1] for one in each[arm]]) for arm in each}
+    assert queries["without"] > 5 * queries["with"]
+    at_queries = f"{queries['without']:.2f} against {queries['with']:.3f}"
+    table = DOCS.joinpath("explain", "ablations.md").read_text(encoding="utf-8")
+    trained = re.search(r"heads of width 64 \(nats per answer\): without ([\d.]+), with ([\d.]+)", table)
     for number, correction in (("002", 56), ("003", 57)):
         (claim,) = [one for one in documents[number] if "gradient at the scores" in one.text]
         assert "d_k = 64" in claim.text
         assert claim.verdict == WRONG
         assert quoted in claim.note
+        assert at_queries in claim.note
         sections = tomllib.loads(WALKS.joinpath(f"{number}.toml").read_text(encoding="utf-8"))["section"]
         words = dict(one for section in sections for one in section.get("corrections", ()))
         assert quoted in words[correction]
+        assert at_queries in words[correction]
+        assert f"{trained[2]} with it and {trained[1]} without" in words[correction]
     assert verdict("002", "Where it saturates") == SHOWN  # at d_k = 512, as it says
     assert "d_k = 512" in next(one.text for one in documents["002"] if one.text.startswith("Where it saturates"))
 

@@ -158,3 +158,28 @@ def test_the_video_model_that_comes_with_pencil_makes_a_moving_digit(tmp_path, m
         light = np.asarray(picture.convert("L"), dtype=float)
         centres.append((light * np.arange(len(light))[:, None]).sum() / light.sum())
     assert np.ptp(centres) > 0.05 * len(light)  # the digit moves up or down
+
+
+def test_an_rnns_states_and_the_gradient_behind_them():
+    """The states are numpy's, the Jacobians those of autograd, the norms those of an SVD."""
+    found = traced("example:rnn")
+    w_h, w_x, b = (value(found, name) for name in ("w_h", "w_x", "b"))
+    x, state, states = value(found, "x")[0], np.zeros(2), []
+    for word in x:
+        state = np.tanh(w_h @ state + w_x @ word + b)
+        states.append(state)
+    close(value(found, "states")[0], states)
+
+    def last(first):
+        h = first
+        for word in x[1:]:
+            h = torch.tanh(torch.tensor(w_h) @ h + torch.tensor(w_x @ word + b))
+        return h
+
+    product = torch.autograd.functional.jacobian(last, torch.tensor(states[0]))
+    close(value(found, "product")[0], product)
+    close(value(found, "product")[0], value(found, "jacobian_3")[0] @ value(found, "jacobian_2")[0])
+    close(value(found, "product_norm")[0], np.linalg.svd(product)[1].max())
+    close(value(found, "weight_norm")[0], np.linalg.svd(w_h)[1].max())
+    close(value(found, "bound")[0], value(found, "weight_norm")[0] ** 2)
+    assert value(found, "product_norm")[0] < value(found, "bound")[0] < 1

@@ -195,14 +195,14 @@ def test_what_is_written(tmp_path):
 
 
 def test_a_process_of_its_own_gives_the_same_numbers():
-    small = dataclasses.replace(claim_of("scaling"), quick=dict(widths=(2, 5), tokens=3, rows=1))
+    small = dataclasses.replace(claim_of("scaling"), quick=claim_of("scaling").tiny)
     (here,), (there,) = (list(run(Plan([small], seeds=3, workers=workers))) for workers in (0, 1))
     assert as_json(here)["findings"] == as_json(there)["findings"]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_claim_that_cannot_be_measured_does_not_end_the_others(workers):
-    small = dataclasses.replace(claim_of("scaling"), quick=dict(widths=(2, 5), tokens=3, rows=1))
+    small = dataclasses.replace(claim_of("scaling"), quick=claim_of("scaling").tiny)
     broken = dataclasses.replace(small, name="broken", quick=small.quick | dict(rows="many"))
     lost = []
     results = run(Plan([broken, small], seeds=3, workers=workers), failed=lambda claim, error: lost.append(claim.name))
@@ -214,7 +214,7 @@ def test_a_claim_that_cannot_be_measured_does_not_end_the_others(workers):
 
 @pytest.mark.long
 def test_the_verb_names_what_could_not_be_measured(tmp_path, capsys, monkeypatch):
-    small = dataclasses.replace(claim_of("scaling"), quick=dict(widths=(2, 5), tokens=3, rows=1))
+    small = dataclasses.replace(claim_of("scaling"), quick=claim_of("scaling").tiny)
     broken = dataclasses.replace(small, name="broken", quick=small.quick | dict(rows="many"))
     known = {"broken": broken, "scaling": small}
     monkeypatch.setattr("pencil.learn.lab.claims", lambda: known)

@@ -19,7 +19,7 @@ from pencil.learn.lab import claims_images as images
 from pencil.learn.lab import claims_positions as order
 from pencil.learn.lab.training import Blocks, RecallModel, exact_match, generator, recall_batch
 
-NAMES = "heads heads-cost qkv ffn switch swap batchnorm ada-zero rnn-time rnn-gradient rnn-recall".split()
+NAMES = "heads heads-cost qkv ffn switch swap batchnorm ada-zero rnn-time rnn-gradient rnn-recall ffn-facts cross-attention dropout label-smoothing averaging".split()
 MINE = {name: claims()[name] for name in NAMES}
 
 

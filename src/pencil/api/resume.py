@@ -42,10 +42,11 @@ def trained_on(run: Path) -> str | None:
 def prepare_resume(run: Path, changed: Mapping[str, Any], data: str | None, allow_changes: bool) -> Training | None:
     """The run, its task and its settings; None where there is nothing left to do."""
     opened = open_run(run)
-    if "import" in opened.config:
+    origin = "was imported" if "import" in opened.config else "is an average of checkpoints"
+    if "import" in opened.config or "average" in opened.config:
         place = shlex.quote(str(run))
         raise UserError(
-            f"{run} was imported, so there is no training to continue; train from it: pencil train {opened.family} "
+            f"{run} {origin}, so there is no training to continue; train from it: pencil train {opened.family} "
             f"--from {place} --data DATA"
         )
     if allow_changes and world().is_rank0:

@@ -11,6 +11,7 @@ from ..collectives.processes import OtherRankFailed, world
 from ..config import UserError
 from ..console import note
 from . import (
+    average,
     bench,
     check,
     cost,
@@ -52,6 +53,7 @@ VERBS: tuple[tuple[Group, str, Callable | App, str], ...] = (
     (USE, "train", train.train, "FAMILY [OPTIONS]"),
     (USE, "resume", resume.resume, "RUN [OPTIONS] [--train.SETTING VALUE]"),
     (USE, "verify", verify.verify, "RUN"),
+    (USE, "average", average.average, "RUN [OPTIONS]"),
     (USE, "import", import_weights.import_weights, "WHAT [OPTIONS]"),
     (USE, "export", export.export, "RUN --to LIBRARY [OPTIONS]"),
     (USE, "sample", sample.sample, "RUN [OPTIONS]"),

@@ -55,6 +55,7 @@ KATAS = {
         _kata("cross-entropy", "Cross-entropy of one prediction", "the block", "blocks"),
         _kata("kv-cache", "One step with a KV cache", "the cache", "attention"),
         _kata("cache-bytes", "Bytes of a KV cache", "the cache", "attention"),
+        _kata("rnn", "One step of an RNN", "before attention", "recurrent"),
         _kata("adaln", "A norm set by a condition (adaLN)", "diffusion", "blocks"),
         _kata("adaln-zero", "A gate on the residual branch (adaLN-Zero)", "diffusion", "blocks"),
         _kata("ddim", "One denoising step (DDIM)", "diffusion", "blocks"),

@@ -21,7 +21,7 @@ from . import KATAS
 from .attention import by_hand, cells, softmax_cells
 from .blocks import norm_cells, normed_by_hand
 from .builder import Draws, blanks, rows, tensor
-from .exercise import Blank, Question, Table, numbered
+from .exercise import Blank, Question, Table, numbered, written
 from .positions import DIMS, encoding
 
 Answer = tuple[str, float, int]  # label, value, decimals
@@ -102,6 +102,12 @@ def table(name: str, values: Any, down: Sequence[str] | None = None, across: Seq
     return Table(name, rows, None if across is None else list(across), None if down is None else list(down))
 
 
+def term(value: float, decimals: int = 4) -> str:
+    """A number in a sum or a product: in parentheses if it is negative."""
+    text = written(value, decimals)
+    return f"({text})" if text.startswith("−") else text
+
+
 def counting(seed: int | None, height: int, width: int, patch: int) -> Question:
     """How many patches an image is cut into."""
     down, across = grid_of((height, width), (patch, patch))
@@ -146,7 +152,10 @@ def near(seed: int | None, base: int, position: int) -> Question:
             *blanks(DIMS, second - first, 3, [second.round(3) - first.round(3)]),
             Blank("change more: the", "first", words=True),
         ),
-        lambda: [f"{dim} = {b:.4f} − {a:.4f} = {b - a:.4f}" for dim, a, b in zip(DIMS, first, second, strict=True)],
+        lambda: [
+            f"{dim} = {term(b)} − {term(a)} = {written(b - a, 4)}"
+            for dim, a, b in zip(DIMS, first, second, strict=True)
+        ],
         [table("encodings", [first.round(4), second.round(4)], numbered("position", 2, first=position), DIMS)],
     )
 
@@ -339,7 +348,8 @@ def projected(seed: int | None) -> Question:
         "q = x W_Q: x is a row of 3 numbers, W_Q has 3 rows and 2 columns.",
         blanks(["q 1", "q 2"], q, 0),
         lambda: [
-            f"q {j + 1} = {' + '.join(f'{a:g}·{row[j]:g}' for a, row in zip(x, matrix, strict=True))} = {q[j]:g}"
+            f"q {j + 1} = {' + '.join(f'{term(a, 0)}·{term(row[j], 0)}' for a, row in zip(x, matrix, strict=True))} "
+            f"= {written(q[j], 0)}"
             for j in range(2)
         ],
         [table("x", x), table("W_Q", matrix)],
@@ -429,8 +439,8 @@ def rotated_encoding(seed: int | None) -> Question:
         f"(s, c) becomes (s·cos {by} + c·sin {by}, c·cos {by} − s·sin {by}). That is the encoding of which position?",
         (*blanks(["sine", "cosine"], there, 3), Blank("position", float(at + by), 0)),
         lambda: [
-            f"sine = {here[0]:.4f}·{cos:.4f} + {here[1]:.4f}·{sin:.4f} = {there[0]:.4f}",
-            f"cosine = {here[1]:.4f}·{cos:.4f} − {here[0]:.4f}·{sin:.4f} = {there[1]:.4f}",
+            f"sine = {term(here[0])}·{term(cos)} + {term(here[1])}·{term(sin)} = {written(there[0], 4)}",
+            f"cosine = {term(here[1])}·{term(cos)} − {term(here[0])}·{term(sin)} = {written(there[1], 4)}",
             f"position = {at} + {by} = {at + by}",
         ],
         [

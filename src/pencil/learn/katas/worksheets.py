@@ -261,6 +261,11 @@ def other(seed: int | None) -> int | None:
 def _first_principles(seed: int | None) -> list[Section]:
     return [
         Section(
+            "Why not RNNs",
+            "h_t = tanh(W_h h_t−1 + W_x x_t + b): every word in its turn, through one state.",
+            (kata("rnn", seed),),
+        ),
+        Section(
             "The core idea",
             "A token's new representation is a weighted average over all tokens.",
             (kata("weighted-sum", seed),),

@@ -11,12 +11,12 @@ from importlib import import_module
 from ...config import UserError
 from .claim import Claim
 
-MODULES = "claims_attention", "claims_blocks", "claims_positions", "claims_images"
+MODULES = "claims_attention", "claims_blocks", "claims_positions", "claims_images", "claims_recipe"
 # in the order they are listed and run
 NAMES = (
     "scaling", "residual", "layernorm", "pre-norm", "positions", "causal-mask", "warm-up", "embedding-scale",
-    "kv-cache", "heads", "heads-cost", "qkv", "ffn", "switch", "swap", "batchnorm", "ada-zero", "rnn-time",
-    "rnn-gradient", "rnn-recall",
+    "kv-cache", "heads", "heads-cost", "qkv", "ffn", "ffn-facts", "switch", "cross-attention", "swap", "batchnorm",
+    "dropout", "label-smoothing", "averaging", "ada-zero", "rnn-time", "rnn-gradient", "rnn-recall",
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Removals: a model is built complete, then some of its modules are replaced from outside."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,17 @@ class NoSkip(nn.Module):
         return probe("post", self.mlp(self.mlp_norm(x), probe=probe / "mlp"))
 
 
+class Undivided(nn.Module):
+    """An attention whose scores are not divided by √d_k."""
+
+    def __init__(self, attention: nn.Module):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Float[Tensor, "B T D"], span: Span, **more: Any) -> Float[Tensor, "B T D"]:
+        return self.attention(x, replace(span, scale=1.0), **more)
+
+
 class ScaledTokens(nn.Module):
     """Token embeddings multiplied by a factor."""
 
@@ -44,6 +56,13 @@ class ScaledTokens(nn.Module):
 def without_skips(model: Any) -> Any:
     """Every block without its residual connections."""
     model.blocks = nn.ModuleList(NoSkip(block) for block in model.blocks)
+    return model
+
+
+def without_division(model: Any) -> Any:
+    """Every block with scores that are not divided by √d_k."""
+    for block in model.blocks:
+        block.attn = Undivided(block.attn)
     return model
 
 

@@ -178,17 +178,22 @@ def facts_model(arm: str, seed: int, size: Size) -> GPT:
     return model
 
 
-def measure_mlp(arm: str, seed: int, size: Size) -> Measured:
-    """Random facts about pairs of words are memorised."""
+def memorise(arm: str, seed: int, size: Size) -> tuple[GPT, Tensor, Tensor, list[float]]:
+    """A model that was trained on random facts about pairs of words, the facts, and its losses."""
     model, (inputs, answers) = facts_model(arm, seed, size), random_facts(size["words"], seed)
 
-    def logits() -> Tensor:
-        return model(inputs, last=True)[:, 0]
+    def loss_of(step: int) -> Tensor:
+        return F.cross_entropy(model(inputs, last=True)[:, 0], answers)
 
-    losses = train(model, lambda step: F.cross_entropy(logits(), answers), size["steps"], lr=size["lr"], warmup=20)
-    model.eval()
+    losses = train(model, loss_of, size["steps"], lr=size["lr"], warmup=20)
+    return model.eval(), inputs, answers, losses
+
+
+def measure_mlp(arm: str, seed: int, size: Size) -> Measured:
+    """Random facts about pairs of words are memorised."""
+    model, inputs, answers, losses = memorise(arm, seed, size)
     with torch.no_grad():
-        final = logits()
+        final = model(inputs, last=True)[:, 0]
     return {
         "known": float((final.argmax(-1) == answers).float().mean()),
         "loss": float(F.cross_entropy(final, answers)),
@@ -197,8 +202,50 @@ def measure_mlp(arm: str, seed: int, size: Size) -> Measured:
     }
 
 
+@torch.no_grad()
+def known_without(model: GPT, inputs: Tensor, answers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which facts are known, which without each of the last MLP's neurons, and what each adds to the right answer.
+
+    A neuron adds its activation times the product of its output vector and the answer's row of the head; the norm
+    before the head, which scales all of them alike, is left out.
+    """
+    path = f"blocks.{len(model.blocks) - 1}.mlp"
+    probe, output = Probe(f"{path}.act"), model.get_submodule(f"{path}.down").get_parameter("weight")
+    head: Tensor = model.get_parameter("head.weight")
+    known = model(inputs, last=True, probe=probe)[:, 0].argmax(-1) == answers
+    active = probe.values[f"{path}.act"][:, -1]
+    added = active * (head[answers] @ output)
+
+    def silence(neuron: int) -> Callable[[Tensor], Tensor]:
+        return lambda act: act.index_fill(-1, torch.tensor([neuron]), 0.0)
+
+    left = []
+    for neuron in range(active.shape[-1]):
+        edited = Probe(f"{path}.act", edit={f"{path}.act": silence(neuron)})
+        left.append(model(inputs, last=True, probe=edited)[:, 0].argmax(-1) == answers)
+    return known, torch.stack(left), added
+
+
+def measure_facts(arm: str, seed: int, size: Size) -> Measured:
+    """Facts are memorised; then one neuron at a time is set to 0, and the known facts that are lost are counted."""
+    model, inputs, answers, losses = memorise("with", seed, size)
+    known, left, added = known_without(model, inputs, answers)
+    if not known.any():
+        return {"lost": 0.0, "known": 0.0, "loss by step": by_step(losses)}
+    lost = (known & ~left).float()[:, known]  # of each neuron, of each known fact
+    top = added[known].argmax(-1)
+    if arm == "its own fact":
+        share = lost[top].diagonal().mean()
+    elif arm == "the other facts":
+        count = lost.shape[1]
+        share = ((lost[top].sum(1) - lost[top].diagonal()) / max(1, count - 1)).mean()
+    else:
+        share = lost.mean()
+    return {"lost": float(share), "known": float(known.float().mean()), "loss by step": by_step(losses)}
+
+
 _SIZE = dict(words=17, length=16, width=32, heads=2, batch=16, depths=(2, 4, 8, 16, 32), depth=12, steps=100, lr=2e-3)
-_FULL = dict(depths=(2, 4, 8, 16, 32, 64), steps=400, width=64, heads=4)
+_FULL = dict(depths=(2, 4, 8, 16, 32, 64, 96), steps=400, width=64, heads=4)
 _TINY = dict(words=5, length=3, width=4, heads=2, batch=2, depths=(1, 2), depth=2, steps=1, lr=1e-3)
 
 CLAIMS = (
@@ -408,6 +455,40 @@ CLAIMS = (
         caveat="The facts are random, one word for each pair of words, and are memorised; nothing is held out, since "
         "there is no rule to learn. Removing the MLP also removes two thirds of the parameters of a block: the third "
         "arm separates the two effects.",
+        source="002, The Feed-Forward Network: Per-Token Memory",
+    ),
+    Claim(
+        name="ffn-facts",
+        title="The neuron that holds a fact",
+        hypothesis="A fact is held by neurons of the MLP: one recognises its pair of words and writes the answer; "
+        "without it that fact is lost, and others are not.",
+        removed="one neuron of the last MLP is set to 0: the one that adds most to the right answer's logit",
+        arms=("its own fact", "the other facts", "any neuron"),
+        measure=measure_facts,
+        predictions=(
+            Prediction(
+                "its fact is lost more often than by removing any neuron",
+                "lost",
+                "known facts that are lost without the neuron (fraction)",
+                "its own fact",
+                "any neuron",
+                by=0.1,
+            ),
+            Prediction(
+                "its fact is lost, the others are not",
+                "lost",
+                "known facts that are lost without the neuron (fraction)",
+                "its own fact",
+                "the other facts",
+                by=0.5,
+            ),
+        ),
+        quick=dict(words=19, width=32, depth=1, steps=300, lr=3e-3),
+        full=dict(words=37, width=64, steps=600),
+        tiny=dict(words=3, width=4, depth=1, steps=1, lr=1e-3),
+        curves=(LOSS,),
+        caveat="Random facts, memorised. There are fewer neurons than facts, so none can hold one fact alone: a fact "
+        "is spread over several, and each of them serves many.",
         source="002, The Feed-Forward Network: Per-Token Memory",
     ),
 )

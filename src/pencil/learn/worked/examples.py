@@ -22,6 +22,7 @@ from ...models.gpt import GPT, GPTConfig
 from ...models.seq2seq import Seq2Seq, Seq2SeqConfig
 from ...tracing.live_trace import LiveTrace, trace
 from .caches import kv_caches
+from .recurrent import rnn
 
 
 def set_weight(parameter: Any, values: Any) -> None:
@@ -523,6 +524,7 @@ EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "soft-lookup": soft_lookup,
     "video-attention": video_attention,
     "english-sentence": english_sentence,
+    "rnn": rnn,
 }
 
 

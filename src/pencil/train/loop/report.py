@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -167,15 +168,26 @@ class NoMetrics(Metrics):
         pass
 
 
+MOST_NAMED_CURVES = 8  # of more, deeper blocks are brighter, and none is named
+CURVES = (  # of metrics.jsonl: the beginning of their names, and the axis
+    ("grad_norm", "gradient norm, before clipping"),
+    ("activation_scale.", "root mean square of each block's output"),
+    ("attention_entropy.", "entropy of attention (nats)"),
+)
+
+
 def plot_losses(run: Path) -> Path:
-    """Plot training and validation loss against the step, as loss.png."""
+    """Plot training and validation loss against the step as loss.png, and below them what was measured inside."""
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     lines = Metrics.read(run)
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    below = [(name, label, curves) for name, label in CURVES if (curves := _curves(lines, name))]
+    figure = Figure(figsize=(7 if len(below) < 3 else 9, 7 if below else 4.2), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    grid = figure.add_gridspec(2 if below else 1, max(1, len(below)))
+    axes = figure.add_subplot(grid[0, :])
     curves = (
         ("train_loss", "training", {"color": "#999999", "linewidth": 1}),
         ("val_loss", "validation", {"color": "#0072b2", "marker": "o", "markersize": 3}),
@@ -187,15 +199,35 @@ def plot_losses(run: Path) -> Path:
     axes.set(xlabel="step", ylabel="loss (nats)", title=visible(run.name, one_line=True))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=130)
+    for at, (name, label, drawn) in enumerate(below):
+        axes = figure.add_subplot(grid[1, at])
+        colours = colormaps["viridis"].resampled(max(2, len(drawn)))
+        for i, (key, points) in enumerate(drawn.items()):
+            axes.plot(*zip(*points, strict=True), color=colours(i), linewidth=1, label=key.removeprefix(name))
+        axes.set_title(label, fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.grid(alpha=0.3)
+        if 1 < len(drawn) <= MOST_NAMED_CURVES:
+            axes.legend(frameon=False, fontsize=6)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=130)
     path = run / "loss.png"
-    write_aside(path, drawn.getvalue())  # replaces a link instead of writing through it
+    write_aside(path, content.getvalue())  # replaces a link instead of writing through it
     return path
 
 
-def _how_to_use(run: Path, facts: Mapping[str, Any], usage: str) -> str:
-    """The commands of a run; for a task of `pencil.fit`, the call that continues and loads it."""
+def _curves(lines: list[dict[str, Any]], name: str) -> dict[str, list[tuple[int, float]]]:
+    """The curves whose names begin so, in the order they were first written."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for key, value in line.items():
+            if key.startswith(name) and isinstance(value, int | float) and math.isfinite(value):
+                curves.setdefault(key, []).append((line["step"], value))
+    return curves
+
+
+def _how_to_use(run: Path, facts: Mapping[str, Any], usage: str, resumed: bool) -> str:
+    """The commands of a run, that which resumes it where it can be; for a task of `pencil.fit`, the call for both."""
     path = visible(str(run), one_line=True)
     if "task" in facts:
         return f"""```python
@@ -207,7 +239,7 @@ model = pencil.fit({facts["task"]}(), "{path}", resume=True).load()
     return f"""```
 pencil sample {quoted}{usage and " "}{usage}
 pencil eval {quoted}
-pencil resume {quoted}
+{f"pencil resume {quoted}" if resumed else f"pencil train {facts['family']} --from {quoted} --data DATA"}
 ```
 
 ```python
@@ -263,14 +295,17 @@ def model_card(
         measures = ""
         which = "at which training was interrupted. They have not been evaluated"
         which += "" if "task" in facts else ": `pencil eval` does it"
+    are = f"those of step {weights.get('step')}, {which}"
+    if steps := config.get("average", {}).get("steps"):
+        are = f"the mean of those of steps {', '.join(map(str, steps))} of `{config['average']['from']}`"
     return f"""# {visible(run.name, one_line=True)}
 
 A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["pencil"]} on `{facts["data"]}`
 ({preset}{worded}at most {train["steps"]} steps{budget}; seed {train["seed"]}{frozen}).
 {source}
-{measures}The weights in `model.safetensors` are those of step {weights.get("step")}, {which}.
+{measures}The weights in `model.safetensors` are {are}.
 
-{_how_to_use(run, facts, usage)}
+{_how_to_use(run, facts, usage, "average" not in config)}
 `config.toml` has every setting, `metrics.jsonl` every measurement, `loss.png` the curve, `samples/` the outputs.
 """
 
