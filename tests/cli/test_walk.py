@@ -101,6 +101,25 @@ def test_over_a_pipe_what_answers_a_question_is_at_the_end(type_in):
                 assert flat(claim.text) in flat(answers)
 
 
+def test_the_letters_of_the_tables_are_explained_once_and_answers_are_named(type_in):
+    printed = type_in("walk", "000").out
+    shapes = re.findall(r" (B 1 (?:\S+ \d+ )*)", flat(printed.partition("1 of 12")[2]))
+    letters = {word for shape in shapes for word in re.findall(r"(\S+) \d+", shape)} - {"1"}
+    head = flat(printed.partition("1 of 12")[0])
+    assert {"B", "C", "y", "u", "T", "S"} <= letters
+    assert all(re.search(rf"[:·] {re.escape(letter)} [a-z]", head) for letter in letters), head
+    assert head == flat(" ".join(["000", walked("000").title, walked("000").credit, *walked("000").notes, "─" * 60]))
+    assert "Axes" not in type_in("walk", "000").out.partition("1 of 12")[2]
+    assert "as in answer 5 (step 6): SCALE" in flat(printed)
+    assert "as in step 6: SCALE" in flat(type_in("walk", "000", "--answers").out)
+    assert html.escape(walked("000").notes[0]) in page(walked("000"))
+
+
+def test_a_list_is_a_list(type_in):
+    assert re.search(r"\n- Add to each patch", type_in("walk", "000").out)
+    assert "<ul><li>Cut the image into patches" in page(walked("000"))
+
+
 def test_with_answers_they_stand_below_their_questions(type_in):
     printed = flat(type_in("walk", "000", "--answers").out)
     at = printed.index("Question 4")

@@ -345,7 +345,7 @@ def test_what_the_pencil_page_says(verdict):
     with np.errstate(all="ignore"):
         assert np.isnan(np.exp(np.float32(89)) / np.exp(np.float32(89)))
         assert np.isnan(np.exp(709.79) / np.exp(709.79))
-    assert verdict("000", "The line of numpy is a softmax for any") == WRONG
+    assert verdict("000", "A remark of ours: as written, the line fails") == SHOWN
     stamps = np.array([encoding(seat, 4) for seat in range(500)])
     assert len(np.unique(stamps.round(9), axis=0)) == 500
     assert verdict("000", "Every seat has a stamp of its own") == SHOWN

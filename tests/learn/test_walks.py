@@ -22,6 +22,7 @@ from pencil.learn.katas.grader import grade
 from pencil.learn.lab import claims
 from pencil.learn.walks import Source, documents, walk
 from pencil.learn.walks.data import document
+from pencil.learn.walks.questions import exercise
 from pencil.learn.walks.sizes import Unresolved, filled
 from pencil.learn.walks.tables import LIMITS, RUN_LIMITS
 from pencil.learn.worked.examples import EXAMPLES, example
@@ -227,6 +228,20 @@ def test_the_documents_own_turns_are_asked():
     assert all(section.questions for section in turns)
     (width,) = [q for s in walked("003").sections if s.title == "Dimension arithmetic" for q in s.questions]
     assert [blank.value for blank in width.blanks] == [512 / 8]
+
+
+def test_a_row_of_an_exercise_is_asked_with_what_it_needs():
+    whole, row = exercise("004", "Output of head 2"), exercise("004", "Output of head 2 | patch 3")
+    wanted = [blank for blank in whole.blanks if blank.label.startswith("patch 3, ")]
+    assert list(row.blanks) == wanted != []
+    assert [len(table.rows) for table in row.tables] == [1, 5]
+    assert row.tables[0].rows[0] == whole.tables[0].rows[3]
+    assert row.working
+    assert all("patch 3" in line for line in row.working)
+    (table,) = exercise("000", "softmax | token 2").tables
+    assert [list(line) for line in table.rows] == [[0, 4]]
+    with pytest.raises(UserError, match="asks for no row patch 9; it asks for cls, patch 1"):
+        exercise("004", "Output of head 2 | patch 9")
 
 
 @every

@@ -1,7 +1,7 @@
 """A walk in a terminal or over a pipe, no wider than the screen: each question before what answers it."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from rich.text import Text
@@ -27,6 +27,7 @@ def everything(walk: Walk, screen: Screen, answers: bool = False) -> None:
     """All sections in their order; what follows a question is at the end, or below it with `answers`."""
     _title(walk, screen)
     covered: list[tuple[int, Section, range]] = []
+    places: dict[str, str] = {}  # a step whose tables are at the end, and the answer that has them
     asked = 0
     for step, sections in enumerate(walk.steps, 1):
         _head(walk, step, sections, screen)
@@ -41,8 +42,9 @@ def everything(walk: Walk, screen: Screen, answers: bool = False) -> None:
             if section.questions and not answers:
                 screen.write(f"What follows is at the end: {_answer(numbers)}.", "dim")
                 covered.append((step, section, numbers))
+                places[f"step {step}"] = f"{_answer(numbers)} (step {step})"
             else:
-                _rest(walk, section, screen)
+                _rest(walk, section, screen, places)
                 _unfold([section], screen)
             _links(section, screen)
         screen.write()
@@ -56,7 +58,7 @@ def everything(walk: Walk, screen: Screen, answers: bool = False) -> None:
             if len(numbers) > 1:
                 screen.write(f"Question {number}", "bold")
             show_working(question, screen)
-        _rest(walk, section, screen)
+        _rest(walk, section, screen, places)
         _unfold([section], screen)
 
 
@@ -150,6 +152,8 @@ def _title(walk: Walk, screen: Screen) -> None:
         screen.write(f"with the numbers of {walk.run}", "dim")
     if walk.beside:
         screen.write(f"lines are those of {walk.beside}", "dim")
+    for note in filter(None, walk.notes):
+        screen.write(note, "dim")
     screen.write()
 
 
@@ -182,8 +186,8 @@ def _question(question: Question, name: str, screen: Screen) -> None:
     pose(question, screen)
 
 
-def _rest(walk: Walk, section: Section, screen: Screen) -> None:
-    """What a section shows: with questions, after their answers."""
+def _rest(walk: Walk, section: Section, screen: Screen, places: Mapping[str, str] | None = None) -> None:
+    """What a section shows: with questions, after their answers; `places` says where the tables of a step are."""
     if section.then:
         screen.write()
         screen.write(_plain(section.then))
@@ -191,7 +195,7 @@ def _rest(walk: Walk, section: Section, screen: Screen) -> None:
         screen.write()
         screen.write(f"Tensors of {source}", "dim")
         for shown in tensors:
-            _tensor(shown, screen)
+            _tensor(shown, screen, places or {})
     if section.missing:
         screen.write(f"Not in this model: {', '.join(section.missing)}", "dim")
     if section.compared:
@@ -248,13 +252,14 @@ def _unfold(sections: Iterable[Section], screen: Screen) -> None:
             screen.write(line, indent=2)
 
 
-def _tensor(shown: Shown, screen: Screen) -> None:
+def _tensor(shown: Shown, screen: Screen, places: Mapping[str, str]) -> None:
     """A tensor: the document's symbol, our name and formula, and its numbers, unless an earlier step has shown them."""
     sizes = " ".join(f"{axis} {size}" for axis, size in zip(shown.axes, shown.shape, strict=False))
     sizes = sizes or "×".join(map(str, shown.shape))
     about = joined((shown.name, sizes), "   ") + "   " + _whole(shown.meaning)
     if shown.again:
-        screen.write(f"{shown.symbol}:  {joined([shown.name], '')}   as in {shown.again}", indent=2)
+        again = re.sub(r"step \d+", lambda match: places.get(match[0], match[0]), shown.again)
+        screen.write(f"{shown.symbol}:  {joined([shown.name], '')}   as in {again}", indent=2)
         return
     screen.write(f"{shown.symbol}:  {about}".rstrip(), indent=2)
     tables = []

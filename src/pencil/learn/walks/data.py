@@ -3,6 +3,7 @@
 docs/teach/write-a-walk.md has the keys.
 """
 
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -253,6 +254,11 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _paragraphs(text: str) -> str:
+    """Each paragraph on one line, and each line that begins with a dash."""
+    return "\n".join(_one_line(part) for part in re.split(r"\n\s*\n|\n(?=- )", text.strip()))
+
+
 def _entry(file: str, number: int, section: dict[str, Any], example: str) -> Entry:
     if not _is_text(section.get("heading")):
         raise UserError(f"{file}, section {number}, heading: must be {TEXT}, as it stands in the document")
@@ -260,7 +266,7 @@ def _entry(file: str, number: int, section: dict[str, Any], example: str) -> Ent
     _check_keys(where, section, KINDS)
     made: dict[str, Any] = {"example": example, **section}
     for key in ("text", "of_example", "then"):
-        made[key] = _one_line(section.get(key, ""))
+        made[key] = _paragraphs(section.get(key, ""))
     made["show"] = tuple(Part(one[0], one[1], one[2] if len(one) > 2 else one[1]) for one in section.get("show", ()))
     made["beside"] = tuple(section.get("beside", {}).items())
     made["figures"] = tuple(_figure(where, one) for one in section.get("figures", ()))

@@ -52,6 +52,7 @@ def page(walk: Walk, answers: bool = False) -> str:
         _text(walk.credit),
         f"With the numbers of {_text(walk.run)}." if walk.run else "",
         f"Lines are those of {_text(walk.beside)}." if walk.beside else "",
+        *map(_text, walk.notes),
     ]
     return PAGE.format(
         title=_text(f"{walk.number} · {walk.title}"),
@@ -69,6 +70,17 @@ def _text(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(visible(text)))
 
 
+def _paragraphs(text: str) -> str:
+    """A paragraph for each line, and a list of those that begin with a dash."""
+    made = ""
+    for dashed, lines in groupby(text.split("\n"), key=lambda line: line.startswith("- ")):
+        if dashed:
+            made += _list("", [_text(line[2:]) for line in lines])
+        else:
+            made += "".join(f"<p>{_text(line)}</p>" for line in lines if line)
+    return made
+
+
 def _title(section: Section) -> str:
     return section.title + (f" ({section.about})" if section.about else "")
 
@@ -78,7 +90,7 @@ def _section(at: int, step: int, section: Section, walk: Walk, answers: bool) ->
     first, last = section.lines
     lines = f", line {first} of the document" if first == last else f", lines {first}–{last} of the document"
     rest = [
-        f"<p>{_text(section.then)}</p>" if section.then else "",
+        _paragraphs(section.then),
         *_tensors(section.shown),
         f'<p class="dim">Not in this model: {_text(", ".join(section.missing))}</p>' if section.missing else "",
         *_comparisons(section.compared, walk),
@@ -98,7 +110,7 @@ def _section(at: int, step: int, section: Section, walk: Walk, answers: bool) ->
             f'<section id="s{at}">',
             f"<h{level}>{_text(_title(section))}</h{level}>",
             f'<p class="where">step {step} of {len(walk.steps)}{lines if walk.beside else ""}</p>',
-            f"<p>{_text(section.text)}</p>" if section.text else "",
+            _paragraphs(section.text),
             f'<p class="dim">Left out: {_text(section.skipped)}.</p>' if section.skipped else "",
             f'<p class="not">{_text(section.lacking)}</p>' if section.lacking else "",
             *rest,

@@ -1,6 +1,7 @@
 """The questions of a walk: exercises with the document's own numbers, and questions of the document itself."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,13 @@ from .data import Asked
 
 
 def exercise(number: str, name: str) -> Question:
-    """An exercise with the numbers of its document: of the list, or of the page of this document by its title."""
+    """An exercise with the numbers of its document: of the list, or of the page of this document by its title.
+
+    "NAME | ROW" asks for one row of it.
+    """
+    name, _, row = name.partition(" | ")
+    if row:
+        return _one_row(exercise(number, name), row)
     if name in KATAS:
         return kata(name).make(None)
     if number not in PAGES:
@@ -23,6 +30,33 @@ def exercise(number: str, name: str) -> Question:
     if name not in questions:
         raise UserError(f"there is no exercise {name}, and pencil kata --page {number} has no question of that title")
     return questions[name]
+
+
+def _one_row(question: Question, row: str) -> Question:
+    """The question with this row alone of its answers and of the first table that has it; others are needed whole."""
+    tables = list(question.tables)
+    for i, table in enumerate(tables):
+        if table.down and row in table.down:
+            tables[i] = replace(table, rows=[table.rows[table.down.index(row)]], down=[row])
+            break
+    asked = [i for i, blank in enumerate(question.blanks) if blank.label.startswith((f"{row},", f"{row} →"))]
+    if not asked:
+        names = ", ".join(dict.fromkeys(blank.label.partition(",")[0] for blank in question.blanks))
+        raise UserError(f"the exercise asks for no row {row}; it asks for {names}")
+    return replace(
+        question,
+        tables=tuple(tables),
+        ask=question.ask if len(asked) == len(question.blanks) else f"{question.ask} Only the row of {row}?",
+        blanks=tuple(question.blanks[i] for i in asked),
+        mistakes=tuple(replace(one, values=tuple(one.values[i] for i in asked)) for one in question.mistakes),
+        work=lambda: (
+            question.working
+            if len(asked) == len(question.blanks)
+            else [line for line in question.working if line.strip().startswith(row)]
+        ),
+        rows=(),
+        across=(),
+    )
 
 
 @cache

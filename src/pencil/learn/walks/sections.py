@@ -13,7 +13,7 @@ from ..check.check import VERDICTS, Number, Report, Step, check, shipped
 from ..check.claims import Claim
 from ..katas import kata
 from ..katas.exercise import Question
-from .data import Asked, Document, Entry, Figure, Part
+from .data import Asked, Document, Entry, Figure, Part, documents
 from .data import document as written_walk
 from .headings import check_headings
 from .questions import exercise, own_question
@@ -116,6 +116,20 @@ class Walk:
         return grouped(self.sections)
 
     @property
+    def notes(self) -> list[str]:
+        """What holds everywhere: the letters of the axes, where indices begin, and the numbers of corrections."""
+        from ...core.probe import LEGEND  # here, because it loads torch
+
+        axes = {axis for section in self.sections for one in section.shown if not one.again for axis in one.axes}
+        letters = [f"{axis} {meaning}" for axis, meaning in LEGEND.items() if axis in axes]
+        listed = self.number in documents() and any(section.corrections for section in self.sections)
+        return [
+            f"Axes: {' · '.join(letters)}." * bool(letters),
+            "Indices begin at 0." * any(section.shown for section in self.sections),
+            "Corrections have their numbers of the list in docs/project/seeds.md." * listed,
+        ]
+
+    @property
     def credit(self) -> str:
         """Who wrote the document, and when."""
         return f"by {self.author}" * bool(self.author) + (
@@ -202,7 +216,7 @@ def _of_document(document: Document, entry: Entry, report: Report, traces: "_Tra
             on("labs", _check_lab, name, claims())
     return Section(
         **_words(entry),
-        text=f"{traces.text(entry, 'text')} {traces.text(entry, 'of_example')}".strip(),
+        text=_together(traces.text(entry, "text"), traces.text(entry, "of_example")),
         then=traces.text(entry, "then"),
         questions=(
             *(on("ask", exercise, document.number, name) for name in entry.ask),
@@ -218,6 +232,11 @@ def _of_document(document: Document, entry: Entry, report: Report, traces: "_Tra
             for one in entry.figures
         ),
     )
+
+
+def _together(text: str, of_example: str) -> str:
+    """Both in one paragraph, unless the first has several."""
+    return f"{text}{chr(10) if chr(10) in text else ' '}{of_example}".strip()
 
 
 def _check_lab(name: str, known: Collection[str]) -> None:

@@ -15,7 +15,7 @@ from ...tracing.trace_base import TraceBase
 
 WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
 PLACE = re.compile(r"\{([^{}]+)\}")
-SENTENCES = re.compile(r"(?<=[.?!])\s+")
+SENTENCES = re.compile(r"(?<=[.?!])(\s+)")
 
 
 class Unresolved(Exception):
@@ -33,14 +33,18 @@ def present(trace: TraceBase, where: str) -> str | None:
 
 def filled(text: str, sizes: Mapping[str, str], trace: TraceBase | None, leave_out: bool = False) -> str:
     """A text with its sizes; with `leave_out`, without the sentences that speak of what the trace does not have."""
-    sentences = []
-    for sentence in SENTENCES.split(text):
+    made = ""
+    between = ""
+    parts = SENTENCES.split(text)
+    for sentence, after in zip(parts[::2], [*parts[1::2], ""], strict=True):
         try:
-            sentences.append(PLACE.sub(lambda match: _written(match, sizes, trace), sentence))
+            made += between + PLACE.sub(lambda match: _written(match, sizes, trace), sentence)
+            between = after
         except Unresolved:
             if not leave_out:
                 raise
-    return " ".join(sentences)
+            between = max(between, after, key=lambda space: "\n" in space) if made else ""
+    return made
 
 
 def _written(match: re.Match[str], sizes: Mapping[str, str], trace: TraceBase | None) -> str:
