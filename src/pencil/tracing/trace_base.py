@@ -10,7 +10,7 @@ from ..config import UserError, nearest
 from .address import Label, located, occurrence, parse, written_index
 from .graph import Array, Graph, Node
 
-LISTED = "see the names with: pencil show"
+LISTED = "pencil show WHAT lists the names, of the same run, file or example"
 COUNTING = "An index counts from 0; a name such as head 1 or patch 1 counts from 1."
 
 
