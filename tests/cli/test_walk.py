@@ -115,6 +115,15 @@ def test_the_letters_of_the_tables_are_explained_once_and_answers_are_named(type
     assert html.escape(walked("000").notes[0]) in page(walked("000"))
 
 
+def test_a_correction_that_a_claim_says_is_not_printed_twice(type_in):
+    (section,) = [one for one in walked("000").sections if one.repeats]
+    printed = flat(type_in("walk", "000", "--answers").out)
+    for number, words in section.corrections:
+        assert (flat(words) in printed) == (number not in section.repeats)
+        assert (html.escape(words) in page(walked("000"))) == (number not in section.repeats)
+    assert "4: as the claims above say" in printed
+
+
 def test_a_list_is_a_list(type_in):
     assert re.search(r"\n- Add to each patch", type_in("walk", "000").out)
     assert "<ul><li>Cut the image into patches" in page(walked("000"))

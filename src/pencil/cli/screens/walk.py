@@ -10,6 +10,7 @@ from ...learn.check.check import Number
 from ...learn.katas.exercise import Question, Table
 from ...learn.katas.grader import grade
 from ...learn.walks import Compared, Section, Shown, Walk
+from ...learn.walks.sections import corrections
 from ...learn.walks.tables import written
 from .exercise import Quit, Screen, ShowWorking, enter, joined, laid_out, point_out, pose, show_working
 
@@ -215,8 +216,8 @@ def _rest(walk: Walk, section: Section, screen: Screen, places: Mapping[str, str
     if section.corrections:
         screen.write()
         screen.write("Corrections", "dim")
-    for number, words in section.corrections:
-        screen.write(f"{number}. {_plain(words)}", indent=2)
+    for line in corrections(section):
+        screen.write(_plain(line), indent=2)
 
 
 def _plain(text: str) -> str:

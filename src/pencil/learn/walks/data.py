@@ -81,6 +81,7 @@ class Entry:
     labs: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
     corrections: tuple[tuple[int | str, str], ...] = ()
+    repeats: tuple[int | str, ...] = ()  # corrections that a claim of the section says too
     commands: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # tensors without which a run has nothing of the section
     lacks: str = ""  # what a model lacks that does not have them
@@ -168,6 +169,7 @@ KINDS = {
     "show": PARTS,
     "beside": "a table of step = tensor",
     "corrections": "a list of [number, sentence]",
+    "repeats": "a list of the numbers of corrections",
     "figures": "a list of tables",
     "question": "a table, [[section.question]]",
 }
@@ -203,6 +205,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
     KINDS["corrections"]: lambda value: _is_list(
         value, lambda one: isinstance(one, list) and [type(part) in (int, str) for part in one] == [True, True]
     ),
+    KINDS["repeats"]: lambda value: _is_list(value, lambda one: type(one) in (int, str)),
     KINDS["figures"]: lambda value: _is_list(value, lambda one: isinstance(one, dict)),
     KINDS["question"]: lambda value: _is_list(value, lambda one: isinstance(one, dict)),
     QUESTION_KINDS["answer"]: lambda value: value not in ("", []) and _is_list(
@@ -272,7 +275,9 @@ def _entry(file: str, number: int, section: dict[str, Any], example: str) -> Ent
     made["figures"] = tuple(_figure(where, one) for one in section.get("figures", ()))
     made["corrections"] = tuple((number, words) for number, words in section.get("corrections", ()))
     made["question"] = tuple(_question(where, one) for one in section.get("question", ()))
-    for key in ("ask", "cells", "run_cells", "katas", "labs", "commands", "needs"):
+    if unknown := [one for one in section.get("repeats", ()) if one not in dict(made["corrections"])]:
+        raise UserError(f"{where}, repeats: {unknown[0]} is no number of its corrections")
+    for key in ("ask", "cells", "run_cells", "katas", "labs", "commands", "needs", "repeats"):
         made[key] = tuple(section.get(key, ()))
     made["lines"] = tuple(section.get("lines", (0, 0)))
     return Entry(**made)

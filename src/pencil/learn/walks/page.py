@@ -12,7 +12,7 @@ from ..check.check import RIGHT, ROUNDED, Number
 from ..katas.exercise import Question
 from ..katas.grader import shown as given
 from ..katas.grader import wanted
-from .sections import Compared, Drawn, Section, Walk
+from .sections import Compared, Drawn, Section, Walk, corrections
 from .tables import Grid, Shown, written
 
 STYLE = Path(__file__).with_name("walk.css")
@@ -97,7 +97,7 @@ def _section(at: int, step: int, section: Section, walk: Walk, answers: bool) ->
         *_claims(section, walk),
         *(_figure(one) for one in section.figures),
         *_unfolded(section),
-        _list("Corrections", [f"{n}. {_text(words)}" for n, words in section.corrections]),
+        _list("Corrections", [_text(line) for line in corrections(section)]),
     ]
     if section.questions:
         answer = "\n".join(("".join(map(_answer, section.questions)), *rest))

@@ -89,6 +89,7 @@ class Section:
     compared: tuple[Compared, ...] = ()
     claims: tuple[Claim, ...] = ()
     corrections: tuple[tuple[int | str, str], ...] = ()
+    repeats: tuple[int | str, ...] = ()  # corrections that a claim of the section says too
     unfolded: tuple[Unfolded, ...] = ()
     figures: tuple[Drawn, ...] = ()
     missing: tuple[str, ...] = ()  # tensors of the section that the run's model does not have
@@ -135,6 +136,12 @@ class Walk:
         return f"by {self.author}" * bool(self.author) + (
             "author not named" * (not self.author) + f", {self.date}" * bool(self.date)
         )
+
+
+def corrections(section: Section) -> list[str]:
+    """The corrections in lines; those that a claim says too by their numbers alone."""
+    lines = [f"{number}. {words}" for number, words in section.corrections if number not in section.repeats]
+    return [*lines, f"{', '.join(map(str, section.repeats))}: as the claims above say"] if section.repeats else lines
 
 
 def grouped(sections: Sequence[Any]) -> list[list[Any]]:
@@ -226,6 +233,7 @@ def _of_document(document: Document, entry: Entry, report: Report, traces: "_Tra
         compared=tuple(_compared(step, beside.get(step.name, "")) for step in steps),
         claims=tuple(claim for claim in report.claims if _within(claim.line, entry)),
         corrections=entry.corrections,
+        repeats=entry.repeats,
         unfolded=tuple(on("cells", _receipt_of, of, cell) for cell in entry.cells),
         figures=tuple(
             _drawing(document, entry, one) if one.drawing else on("figures", _figure_of, of, one)
