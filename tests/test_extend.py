@@ -115,7 +115,7 @@ REFUSED = {
                 ("sample", "runs/typical", "--source", "1 May 2020", "--beams", "2", "--typical-p", "0.5")],
 }  # fmt: skip
 # verbs that take no run, family or trace: nothing of them depends on an addition
-OTHERS = {"demo", "doctor", "import", "bench", "kata", "figures", "check", "lab"}
+OTHERS = {"average", "demo", "doctor", "import", "bench", "kata", "figures", "check", "lab"}
 
 
 def applied(text: str, root: Path) -> None:

@@ -782,7 +782,9 @@ def test_text_options_of_each_family(fails, run, vit_run, captioner_run, seq2seq
         assert "it takes no --count" in fails("sample", held, "--prompt", "a", "--count", 2)
         assert "the text is empty: give at least one word" in fails("sample", held, "--prompt", "")
     assert "--input is missing: give the text the model reads" in fails("why", seq2seq_run, "logits[0,0,0]")
-    assert "is a reader" in fails("why", classifier_run, "logits[0,0]", "--input", "a", "--text", "b")
+    masked_text = fails("why", classifier_run, "logits[0,0]", "--input", "a", "--text", "b")
+    assert "--text has what stands at [mask], and this model predicts no masked tokens: leave it out" in masked_text
+    assert "is a reader" in fails("why", classifier_run, "logits[0,0]", "--input", "a", "--step", 3)
 
 
 def test_texts_a_reader_cannot_read(fails, classifier_run, masked_run):

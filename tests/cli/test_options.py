@@ -45,7 +45,7 @@ SAMPLE = {
 STEP = {"--label": "", "--prompt": "", "--step": "the middle one", "--steps": "50", "--seed": "0", "--guidance": "1"}
 TRACE_INPUT = {
     "gpt": {"--input": ""}, "vit": {"--input": ""}, "captioner": {"--input": "", "--text": ""},
-    "seq2seq": {"--input": "", "--text": ""}, "reader": {"--input": ""}, "dit": STEP,
+    "seq2seq": {"--input": "", "--text": ""}, "reader": {"--input": "", "--text": ""}, "dit": STEP,
 }  # fmt: skip
 TRACE_OUTPUT = {
     "--html": "",

@@ -121,12 +121,12 @@ def test_text_streams_as_it_decodes(run):
     process.wait(timeout=600)  # against hanging only
 
 
-@pytest.mark.parametrize("what", ["gpt2", "gpt:nano", "llama-nano", "b/16", "captioner:nano", "seed"])
+@pytest.mark.parametrize("what", ["gpt2", "gpt:nano", "llama-nano", "b/16", "captioner:nano", "captioner:seed"])
 def test_shapes_of_a_preset(type_in, what, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     shown = type_in("shapes", what, "--batch", 3).out
     own = ("X_fold", "X_swap", "X_patch", "I", "X⁰", "y", "z_cls") if what == "b/16" else ("E[t]", "X⁰")
-    if what in ("seed", "captioner:nano"):
+    if what in ("captioner:seed", "captioner:nano"):
         own = ("X_patch", "I", "I⁰", "E[t]", "X_txt⁰", "X⁰", "X_f,txt")
     for symbol in (*own, "X̃", "Q", "K", "V", "S", "A", "H", "O", "X′", "X̂", "U", "G", "M_mlp", "Z"):
         assert re.search(rf"^ *{re.escape(symbol)} ", shown, re.M), symbol

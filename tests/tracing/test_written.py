@@ -77,6 +77,7 @@ def evaluated(formula: str) -> float:
     """What a written formula gives, read as mathematics."""
     code = formula.replace("·", "*").replace("^", "**").replace("−", "-").replace("²", "**2").replace("∞", "inf")
     code = re.sub(r"\|([^|]*)\|", r"abs(\1)", re.sub(r"ln (\S+)", r"log(\1)", code))
+    code = code.replace(" mod ", " % ")
     code = re.sub(r"nearest whole to (.+)", r"round(\1)", code)
     code = (
         re.sub(r"√(\d+(?:\.\d+)?)", r"√(\1)", code)
