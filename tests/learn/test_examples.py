@@ -11,6 +11,7 @@ from traced import traced, unchecked
 TRAINED = {"english-sentence"}  # a million numbers: every ten thousandth
 # every seventh cell; all in the long form
 LARGE = {
+    "vit-text-variants",
     "video-attention",
     "original-transformer",
     "vit-text",

@@ -195,7 +195,7 @@ def test_what_is_written(tmp_path):
 
 
 def test_a_process_of_its_own_gives_the_same_numbers():
-    small = dataclasses.replace(claim_of("scaling"), quick=claim_of("scaling").tiny)
+    small = dataclasses.replace(claim_of("swap"), quick=claim_of("swap").tiny)
     (here,), (there,) = (list(run(Plan([small], seeds=3, workers=workers))) for workers in (0, 1))
     assert as_json(here)["findings"] == as_json(there)["findings"]
 

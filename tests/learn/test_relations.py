@@ -41,7 +41,8 @@ def test_the_tokens_of_a_word_are_those_with_a_letter_of_it(cuts, word, places):
 
 def test_the_scores_are_the_traced_attention_of_the_other_half(english):
     """The same shares by a trace, with the places of words counted by hand from the tokens' own texts."""
-    for relation, score in zip(RELATIONS, relation_scores(english), strict=True):
+    some = RELATIONS[:1]
+    for relation, score in zip(some, relation_scores(english, some), strict=True):
         shares, chances = [], []
         for text, later, earlier in relation.pairs:
             ids = english.tokenizer.encode(text).tolist()
