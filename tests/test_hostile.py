@@ -20,8 +20,8 @@ from pencil.data.tokenizers.tokenizer import read_json
 from pencil.files import parse_json, read_bytes, read_toml
 from pencil.learn.check.check import check_text
 from pencil.tensors import read_tensors
+from pencil.tracing.file import write
 from pencil.tracing.live_trace import trace
-from pencil.tracing.trace_file import write
 
 ROOT = Path(__file__).parents[1]
 # some of each way to harm, in a process of their own, where time and memory are measured: verbs that start quickly

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import importlib
 import io
 import re
 
@@ -259,3 +260,16 @@ def test_everything_named_in_the_docs_is_exported():
               "MLP", "GatedMLP", "LayerNorm", "RMSNorm", "Patches", "TimestepEmbedding", "diffusion"}  # fmt: skip
     assert wanted <= set(pencil.__all__)
     assert pencil.diffusion.GaussianDiffusion.__module__ == "pencil.inference.diffusion"
+
+
+def test_the_python_that_the_page_shows_imports_what_is_there():
+    """Pages that were shared have it too, so these names stay."""
+    web = ROOT / "web" / "src"
+    shown = {
+        match
+        for path in web.rglob("*.ts")
+        for match in re.findall(r"from (pencil[\w.]*) import (\w+)", path.read_text())
+    }
+    assert ("pencil.tracing.file", "load") in shown
+    for module, name in shown:
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"

@@ -14,8 +14,8 @@ from PIL import Image
 
 from commands import is_png
 from conftest import pencil
+from pencil.tracing.file import write
 from pencil.tracing.trace import read
-from pencil.tracing.trace_file import write
 from traced import traced, unchecked
 
 

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from pencil.config import UserError
+from pencil.tracing.file import pack, write
 from pencil.tracing.live_trace import trace
 from pencil.tracing.trace import read
-from pencil.tracing.trace_file import pack, write
 from traced import disagreeing, theirs, traced, unchecked, wrong
 
 NAMES = ["gpt learned", "vit class", "captioner prefix", "example:vit-4x4", "example:kv-cache"]

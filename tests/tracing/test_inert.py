@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import spreadsheet
-from pencil.tracing import html, trace_file
+from pencil.tracing import file, html
 from pencil.tracing.live_trace import trace
 from pencil.tracing.trace import read
 from pencil.tracing.xlsx import write
@@ -101,7 +101,7 @@ def test_words_stay_words_in_a_spreadsheet(tmp_path):
 @unchecked()
 def test_a_trace_file_with_words_of_others_gives_the_same_page_and_workbook(tmp_path):
     t = hostile(FORMULAS)
-    trace_file.write(t, tmp_path / "t.safetensors")
+    file.write(t, tmp_path / "t.safetensors")
     again = read(tmp_path / "t.safetensors")
     assert html.page(again, "a") == html.page(t, "a")
 

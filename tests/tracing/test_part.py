@@ -13,10 +13,10 @@ from pencil.config import UserError
 from pencil.families import configure, create
 from pencil.tracing import html, xlsx
 from pencil.tracing import trace as opened
+from pencil.tracing.file import write as write_file
 from pencil.tracing.live_trace import trace
 from pencil.tracing.receipt import receipt
 from pencil.tracing.subgraph import extract
-from pencil.tracing.trace_file import write as write_file
 from traced import unchecked
 
 CLOSE = 1e-12

@@ -393,8 +393,8 @@ def test_an_edit_of_a_model_that_writes_into_its_input():
 
 
 def test_an_edited_trace_can_be_kept(plain, tmp_path):
+    from pencil.tracing.file import write
     from pencil.tracing.trace import read
-    from pencil.tracing.trace_file import write
 
     found = plain.edit("blocks.0.attn.pattern[:, 1]", 0)
     write(found, tmp_path / "a.safetensors")

@@ -207,8 +207,8 @@ def test_not_a_number_equals_itself_and_differs_from_a_number():
 
 
 def test_a_trace_is_shown_without_its_model(vit, tmp_path):
+    from pencil.tracing.file import write
     from pencil.tracing.trace import read
-    from pencil.tracing.trace_file import write
 
     write(vit, tmp_path / "a.safetensors")
     back = read(tmp_path / "a.safetensors")

@@ -14,8 +14,8 @@ import spreadsheet
 from pencil.config import UserError
 from pencil.families import configure, create
 from pencil.learn.worked.examples import EXAMPLES, example
+from pencil.tracing import file
 from pencil.tracing import trace as opened
-from pencil.tracing import trace_file
 from pencil.tracing.live_trace import trace
 from pencil.tracing.xlsx import write
 from traced import unchecked
@@ -355,6 +355,6 @@ def test_a_model_kept_by_its_blocks_is_opened(tmp_path):
 
 def test_a_trace_file_gives_the_same_workbook(gpt, tmp_path):
     t, sheets = gpt
-    trace_file.write(t, tmp_path / "gpt.trace.safetensors")
+    file.write(t, tmp_path / "gpt.trace.safetensors")
     write(opened.read(tmp_path / "gpt.trace.safetensors"), tmp_path / "again.xlsx")
     assert spreadsheet.read(tmp_path / "again.xlsx") == sheets

@@ -206,8 +206,8 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
             return 0
         from ..files import write_aside
         from ..tracing import attention_heatmaps
+        from ..tracing.file import write as write_trace
         from ..tracing.subgraph import extract
-        from ..tracing.trace_file import write as write_trace
         from ..tracing.xlsx import write as write_sheet
 
         part = opened

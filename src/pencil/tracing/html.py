@@ -22,11 +22,11 @@ import numpy as np
 from ..config import UserError
 from ..console import visible
 from ..files import write_aside
+from .file import pack
 from .graph import LEAST, ROUNDING, TINY, Array
 from .plan_functions import FUNCTIONS
 from .receipt import DEPTH, ORIGINS, SHOWN, WIDE, format_number
 from .trace_base import COUNTING, TraceBase, ViewBase
-from .trace_file import pack
 
 HEAVY = 10_000_000  # bytes above which a page is no longer something to mail
 ABOUT = "Every number here was computed by the numbers before it. Choose one and its arithmetic unfolds."

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError
-from . import html, trace_file, xlsx
+from . import file, html, xlsx
 from .receipt import Receipt, receipt
 from .subgraph import extract
 from .trace_base import TraceBase, ViewBase
@@ -106,7 +106,7 @@ class Trace(TraceBase):
 
     def save(self, path: str | Path) -> None:
         """Write a trace file, to be opened without the model."""
-        trace_file.write(self, path)
+        file.write(self, path)
 
     def to_html(self, path: str | Path, title: str = "", of: Sequence[str] = ()) -> None:
         """Write one page that opens anywhere: click a number and its arithmetic unfolds. `of`: as for `to_xlsx`.
@@ -126,7 +126,7 @@ class Trace(TraceBase):
 
 def read(path: str | Path, warn: Callable[[str], None] | None = None) -> Trace:
     """Open a trace file; anything else is refused by name. `warn` is called with what cannot be checked."""
-    graph, labels, facts = trace_file.load(path, **({} if warn is None else {"warn": warn}))
+    graph, labels, facts = file.load(path, **({} if warn is None else {"warn": warn}))
     trace = Trace(graph, labels, facts)
     trace.alone = "they need the model, and a trace file has its numbers alone; pencil trace RUN --html writes them"
     return trace

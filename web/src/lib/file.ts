@@ -31,7 +31,7 @@ export type Views = {
 export const lightKey = (layer: number | null, head: number | null, how: How) => `${how}:${layer ?? ""}:${head ?? ""}`;
 export const partKey = (cell: string, against?: string | null, part?: string | null) => `${cell}|${against ?? ""}|${part ?? ""}`;
 
-const FORMAT = "pencil trace 1"; // as src/pencil/tracing/trace_file.py writes it
+const FORMAT = "pencil trace 1"; // as src/pencil/tracing/file.py writes it
 const KINDS = { u8: Uint8Array, i32: Int32Array, f32: Float32Array, f64: Float64Array };
 const real = (value: Num) => (Array.isArray(value) ? size(value) : value);
 

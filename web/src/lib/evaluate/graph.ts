@@ -102,7 +102,7 @@ export class Graph {
   readonly rules: Rules;
   private readonly cached = new Map<number, Float64Array>();
 
-  /** `meta` is the graph as tracing/trace_file.py packs it; `arrays` its arrays by key, complex ones as pairs. */
+  /** `meta` is the graph as tracing/file.py packs it; `arrays` its arrays by key, complex ones as pairs. */
   constructor(
     readonly meta: Meta,
     readonly arrays: Record<string, Typed>,

@@ -1,4 +1,7 @@
-"""The trace file: one safetensors file, the graph as JSON in its metadata. Read without torch."""
+"""The trace file: one safetensors file, the graph as JSON in its metadata. Read without torch.
+
+The page shows `from pencil.tracing.file import load`, and so do pages that were shared: this name stays.
+"""
 
 import hashlib
 import json
