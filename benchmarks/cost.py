@@ -8,6 +8,7 @@ backward pass.
 """
 
 import argparse
+import gc
 import math
 import sys
 from collections import Counter
@@ -78,6 +79,7 @@ class Case:
         self.forward().backward()
 
     def peak(self) -> int:
+        gc.collect()  # what is freed in the midst of the step would be subtracted from its peak
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
