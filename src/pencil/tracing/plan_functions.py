@@ -62,7 +62,13 @@ FUNCTIONS: dict[str, Function] = {
     "trunc": Function(np.trunc, "whole part of {}", "TRUNC({})", smooth=False),
     "rounded": Function(lambda a: a, "{}", "{}", 2),  # stored in the tensor's precision, computed in a higher one
     "whole": Function(np.trunc, "whole part of {}", "TRUNC({})", smooth=False),
-    "round": Function(np.round, "nearest whole to {}", None, smooth=False),
+    # a number in the middle goes to the even one, which ROUND of a spreadsheet does not
+    "round": Function(
+        np.round,
+        "nearest whole to {}",
+        "IF(ABS(({0})-TRUNC({0}))=0.5,2*ROUND(({0})/2,0),ROUND({0},0))",
+        smooth=False,
+    ),
     "sign": Function(np.sign, "sign({})", "SIGN({})", smooth=False),
     "mod": Function(np.mod, "{} mod {}", "MOD({},{})", 1, smooth=False),
     "greater": Function(np.maximum, "max({}, {})", "MAX({},{})"),
