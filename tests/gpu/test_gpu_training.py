@@ -54,7 +54,7 @@ def trainer(name, folder, notes, **settings):
 def losses(made):
     for _ in range(TRAIN["steps"]):
         made.update()
-    found, left_out = made.guard.read(made.step)
+    found, _, left_out = made.guard.read(made.step)
     assert not left_out
     return torch.tensor(found)
 
@@ -131,7 +131,7 @@ def test_a_bad_update_is_left_out_without_waiting_for_the_gpu(tmp_path, notes, o
         assert all(value.isfinite().all() for value in state.values())
     made.update()
     assert not torch.equal(made.model.tokens.weight, before["tokens.weight"])
-    assert [found.step for found in made.guard.read(made.step)[1]] == [6]
+    assert [found.step for found in made.guard.read(made.step).left_out] == [6]
 
 
 def test_an_update_without_targets_changes_nothing(tmp_path, notes):
@@ -139,7 +139,7 @@ def test_an_update_without_targets_changes_nothing(tmp_path, notes):
     before = {n: p.detach().clone() for n, p in made.model.named_parameters()}
     made.task.targets = lambda batch: 0
     made.update()
-    assert made.guard.read(made.step) == ([0.0], [])
+    assert made.guard.read(made.step) == ([0.0], [0.0], [])
     assert all(torch.equal(p, before[n]) for n, p in made.model.named_parameters())
 
 

@@ -55,10 +55,10 @@ def train(name, text, model=None, poison=None, steps=STEPS, preview=False, fused
     with made.group:
         with whole_blocks(made.model) as counts:
             first = made.evaluator.evaluate()
-            shown = made.evaluator.preview() if preview else None
+            shown = made.evaluator.look_inside()[0] if preview else None
         for _ in range(steps):
             made.update()
-        found, left_out = made.guard.read(made.step)
+        found, _, left_out = made.guard.read(made.step)
         facts = {
             "first": first,
             "losses": found,

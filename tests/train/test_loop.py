@@ -351,4 +351,4 @@ def test_trackio_by_one_setting(tmp_path, notes, monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", stand_in)
     trainer(tmp_path / "a", notes, logger="trackio", steps=10).train()
     assert logged[0] == (tmp_path.name, "a")
-    assert (10, {"train_loss", "lr", "rate", "time"}) in logged
+    assert (10, {"train_loss", "grad_norm", "lr", "rate", "time"}) in logged

@@ -140,18 +140,18 @@ def test_a_setting_that_is_no_number_is_refused():
 @pytest.mark.parametrize("stop", [True, False])
 def test_the_guard_reads_what_happened(stop):
     guard = FiniteGuard(torch.device("cpu"), stop)
-    values = [(2.0, 1.0), (1.5, float("inf")), (1.0, 1.0), (float("nan"), 1.0), (0.5, 0.1)]
+    values = [(2.0, 1.0), (1.5, float("inf")), (1.0, 3.0), (float("nan"), 1.0), (0.5, 0.25)]
     flags = [float(guard.check(*map(torch.tensor, pair))) for pair in values]
-    losses, left_out = guard.read(12)
+    losses, norms, left_out = guard.read(12)
     if stop:
         assert flags == [0, 1, 1, 1, 1]
-        assert losses == [2.0]
+        assert (losses, norms) == ([2.0], [1.0])
         assert [(one.step, one.what) for one in left_out] == [(9, "gradient norm is inf")]
     else:
         assert flags == [0, 1, 0, 1, 0]
-        assert losses == [2.0, 1.0, 0.5]
+        assert (losses, norms) == ([2.0, 1.0, 0.5], [1.0, 3.0, 0.25])
         assert [(one.step, one.what) for one in left_out] == [(9, "gradient norm is inf"), (11, "loss is nan")]
-    assert guard.read(12) == ([], [])
+    assert guard.read(12) == ([], [], [])
 
 
 def test_muon_applies_its_update_unless_it_is_left_out():

@@ -98,6 +98,38 @@ def test_the_plot_has_a_curve_of_each_loss_that_was_measured(tmp_path, monkeypat
     assert drawn == [curves[name] for name in present]
 
 
+def test_what_was_measured_inside_is_drawn_below_the_losses(tmp_path, monkeypatch):
+    drawn, plot = [], Axes.plot
+
+    def watched(self, x, y, **style):
+        drawn.append((self, list(x), list(y), style["label"]))
+        return plot(self, x, y, **style)
+
+    monkeypatch.setattr(Axes, "plot", watched)
+    blocks = {f"activation_scale.blocks.{i}": i + 0.5 for i in range(3)}
+    attention = {f"attention_entropy.blocks.{i}.attn": 3.0 - i for i in range(2)}
+    lines = [
+        {"step": 5, "train_loss": 4.0, "grad_norm": 2.5},
+        {"step": 7, "val_loss": 3.5, **blocks, **attention},
+        {"step": 11, "train_loss": 2.0, "grad_norm": 1.25},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plot_losses(tmp_path)
+    losses, inside = drawn[:2], drawn[2:]
+    assert [one[3] for one in losses] == ["training (last 2.000)", "validation (last 3.500)"]
+    assert [one[1:] for one in inside] == [
+        ([5, 11], [2.5, 1.25], ""),
+        *(([7], [i + 0.5], f"blocks.{i}") for i in range(3)),
+        *(([7], [3.0 - i], f"blocks.{i}.attn") for i in range(2)),
+    ]
+    titles = [axes.get_title() for axes in dict.fromkeys(one[0] for one in inside)]
+    assert titles == [
+        "gradient norm, before clipping",
+        "root mean square of each block's output",
+        "entropy of attention (nats)",
+    ]
+
+
 def test_every_flipped_bit_in_the_metrics_costs_its_lines_only_and_a_cut_costs_nothing(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = [{"step": 5, "train_loss": 4.0}, {"step": 7, "val_loss": 3.5}, {"step": 11, "train_loss": 2.0}]

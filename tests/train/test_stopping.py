@@ -346,8 +346,11 @@ def test_wandb_by_one_setting(tmp_path, notes, monkeypatch):
     assert calls[0]["config"]["model"]["width"] == 24
     assert (calls[0]["id"], calls[0]["resume"]) == (made.run.id, "allow")
     assert "mode" not in calls[0]
-    assert (10, {"train_loss", "lr", "rate", "time"}) in calls
-    assert (10, {"val_loss", "perplexity", "bits_per_byte"}) in calls
+    assert (10, {"train_loss", "grad_norm", "lr", "rate", "time"}) in calls
+    inside = {f"activation_scale.blocks.{i}" for i in range(2)} | {
+        f"attention_entropy.blocks.{i}.attn" for i in range(2)
+    }
+    assert (10, {"val_loss", "perplexity", "bits_per_byte", *inside}) in calls
     assert calls[-1] == "finished"
     monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))  # a folder that wandb left behind
     with pytest.raises(UserError, match=r"wandb is not installed; pip install '\.\[wandb\]'"):

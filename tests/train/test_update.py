@@ -158,6 +158,7 @@ def test_twenty_updates_equal_a_plain_loop(tmp_path, notes, name):
         for _ in range(STEPS):
             made.update()
     assert min(norms) > TRAIN["clip"], "clipping should act on every step"
+    assert made.guard.read(made.step).norms == pytest.approx(norms, rel=1e-4)
     moved = max((p - started[n]).abs().max().item() for n, p in expected.items())
     assert moved > 0.005
     for n, p in made.model.named_parameters():
@@ -204,6 +205,6 @@ def test_a_micro_batch_without_targets_is_left_out(tmp_path, notes):
         made._seed(0)  # dropout
         total, count = token_losses(made.model.train()(tokens).detach(), targets)
         made.update()
-        losses, left_out = made.guard.read(made.step)
+        losses, _, left_out = made.guard.read(made.step)
     assert not left_out
     assert losses == [pytest.approx(float(total) / count, rel=1e-5)]

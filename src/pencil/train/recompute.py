@@ -12,10 +12,20 @@ from ..config import UserError
 from ..core.probe import NullProbe, Probe
 
 
+def named_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """The blocks of the model's stacks, each an nn.ModuleList of the name blocks, by their paths."""
+    stacks = {name: part for name, part in model.named_modules() if name.split(".")[-1] == "blocks"}
+    return {
+        f"{name}.{number}": block
+        for name, stack in stacks.items()
+        if isinstance(stack, nn.ModuleList)
+        for number, block in enumerate(stack)
+    }
+
+
 def model_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of the model's stacks, each an nn.ModuleList of the name blocks."""
-    stacks = [part for name, part in model.named_modules() if name.split(".")[-1] == "blocks"]
-    return [block for stack in stacks if isinstance(stack, nn.ModuleList) for block in stack]
+    """The blocks of the model's stacks."""
+    return list(named_blocks(model).values())
 
 
 def recompute_blocks(model: nn.Module) -> None:

@@ -14,14 +14,16 @@ from threading import Event
 from ...collectives.distributed_map import StopEverywhere, distributed_evaluation, gather_results, serve_others
 from ...collectives.processes import broadcast, world
 from ...config import UserError
+from ...device import random_state_kept
 from ...progress import watched
 from ..model_selection import describe_overfitting
 from ..parallel.gradients import Gradients
-from ..task import Preview, Task
+from ..task import Batch, Preview, Task
 from ..tasks.metrics import is_detail
 from . import report, time_budget
 from .checkpointer import Checkpointer
 from .ema import ExponentialMovingAverage, averaged
+from .inside import first_examples, measure_inside
 from .report import Metrics, ProgressBar
 from .state import TrainState
 from .time_budget import Pace
@@ -56,6 +58,8 @@ class Evaluator:
         self.task, self.state, self.gradients, self.ema = task, state, gradients, ema
         self.model, self.checkpointer = gradients.model, checkpointer
         self.pace, self.stopping, self.report_pace = pace, stopping, report_pace
+        self.examples: Batch | None = None  # those that the model is measured with inside
+        self.left_out = ""  # what is not measured there, as a sentence
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of the weights that the model is used with."""
@@ -71,18 +75,31 @@ class Evaluator:
         return broadcast({name: float(value) for name, value in results.items()})
 
     def preview(self) -> Preview | None:
-        """A sample of the model, which rank 0 alone makes."""
-        preview = None
+        """A sample of the model."""
+        return self.task.preview(self.model)
 
-        def make() -> None:
-            nonlocal preview
+    def look_inside(self) -> tuple[Preview | None, dict[str, float]]:
+        """A sample of the model, and what is measured inside it; rank 0 alone makes both."""
+        preview, inside = None, {}
+
+        def look() -> None:
+            nonlocal preview, inside
             if world().is_rank0:
-                preview = self.task.preview(self.model)
+                preview = self.preview()
+                with random_state_kept(self.gradients.device):
+                    inside = self._measure_inside()
 
         self.model.eval()
         with averaged(self.ema), self.gradients.running():
-            gather_results(make)
-        return preview
+            gather_results(look)
+        return preview, inside
+
+    def _measure_inside(self) -> dict[str, float]:
+        if self.examples is None:
+            self.examples = first_examples(self.task)
+        with self.gradients.autocast():
+            inside, self.left_out = measure_inside(self.task, self.model, self.gradients.to_device(self.examples))
+        return inside
 
     def run(self, metrics: Metrics, bar: ProgressBar) -> dict[str, float]:
         """Evaluate this step; write metrics, a preview, and the weights if they are the best; return the results.
@@ -90,8 +107,11 @@ class Evaluator:
         An evaluation whose loss is not finite ends the training: the weights are good for nothing.
         """
         began, best_before, write = time_budget.clock(), self.state.best, self.checkpointer.write_or_postpone
-        results, preview = self._evaluate_watched(bar)
-        write(bar, "metrics", lambda: metrics.write(step=self.state.step, **results))
+        before = self.left_out
+        results, preview, inside = self._evaluate_watched(bar)
+        if self.left_out != before:
+            bar.print(self.left_out)
+        write(bar, "metrics", lambda: metrics.write(step=self.state.step, **results, **inside))
         writing = time_budget.clock()
         write(bar, "weights", lambda: self.checkpointer.keep_best(results))
         if self.state.best is not best_before:  # weights were written
@@ -113,8 +133,11 @@ class Evaluator:
         weights = f"the weights of step {self.state.best.get('step')}" if self.task.select_best else "the last weights"
         return describe_overfitting(self.task.amount, f"{weights} are kept")
 
-    def _evaluate_watched(self, bar: ProgressBar) -> tuple[dict[str, float], Preview | None]:
-        """Results and a preview. The pace is measured before a first evaluation that takes long, and shown."""
+    def _evaluate_watched(self, bar: ProgressBar) -> tuple[dict[str, float], Preview | None, dict[str, float]]:
+        """Results, a preview and what is measured inside.
+
+        The pace is measured before a first evaluation that takes long, and shown.
+        """
         began, unmeasured = time.monotonic(), not self.state.step and not self.pace.updates
         budget, long = self.state.budget, report.FIRST_REPORT_SECONDS
 
@@ -131,20 +154,20 @@ class Evaluator:
 
         try:
             with watched(watch):
-                return self._results_and_preview()
+                return self._results_and_more()
         except TooLong:
             unmeasured = False
             bar.print(f"{self.report_pace(long / 2)}; first the untrained model is evaluated")
             with watched(watch):
-                return self._results_and_preview()
+                return self._results_and_more()
         finally:
             bar.evaluated()
 
-    def _results_and_preview(self) -> tuple[dict[str, float], Preview | None]:
+    def _results_and_more(self) -> tuple[dict[str, float], Preview | None, dict[str, float]]:
         results = self.evaluate()
         if not math.isfinite(results["val_loss"]):
             raise UserError(
                 f"training stopped after step {self.state.step}: val_loss is {results['val_loss']}; "
                 f"{self.checkpointer.describe_last()}; a lower --train.lr may help"
             )
-        return results, self.preview()
+        return results, *self.look_inside()

@@ -23,6 +23,14 @@ class Nonfinite(NamedTuple):
     what: str  # "loss is nan"
 
 
+class Updates(NamedTuple):
+    """What the host reads of some updates: losses and gradient norms (before clipping), and those left out."""
+
+    losses: list[float]
+    norms: list[float]
+    left_out: list[Nonfinite]
+
+
 class FiniteGuard:
     """Decides on the device whether an update is applied, so that training never waits for the answer.
 
@@ -43,21 +51,23 @@ class FiniteGuard:
         self.recent.append(torch.stack([loss.float(), norm.float()]))
         return left_out
 
-    def read(self, step: int) -> tuple[list[float], list[Nonfinite]]:
-        """The losses of the updates since the last reading, and those left out; `step` is how many were made in all."""
+    def read(self, step: int) -> Updates:
+        """The updates since the last reading; `step` is how many were made in all."""
+        read = Updates([], [], [])
         if not self.recent:
-            return [], []
+            return read
         values = torch.stack(self.recent).tolist()
         self.recent.clear()
-        losses, left_out = [], []
         for at, (loss, norm) in enumerate(values, step - len(values) + 1):
             if math.isfinite(loss) and math.isfinite(norm):
-                losses.append(loss)
+                read.losses.append(loss)
+                read.norms.append(norm)
                 continue
-            left_out.append(Nonfinite(at, f"gradient norm is {norm}" if math.isfinite(loss) else f"loss is {loss}"))
+            what = f"gradient norm is {norm}" if math.isfinite(loss) else f"loss is {loss}"
+            read.left_out.append(Nonfinite(at, what))
             if self.stop:
                 break
-        return losses, left_out
+        return read
 
 
 def require_finite(tensors: Mapping[str, Tensor], what: str) -> None:

@@ -23,6 +23,7 @@ class TrainState:
         default_factory=dict
     )  # step and metrics of the weights kept as the best; empty if they were lost
     pending: list[float] = field(default_factory=list)  # losses since the last line of metrics
+    pending_norms: list[float] = field(default_factory=list)  # of the same updates, the norms of their gradients
     seconds: float = 0.0  # spent on updates
     skipped: int = 0  # updates that were left out because they were not finite
     validation: Validation = field(default_factory=Validation)
@@ -35,6 +36,7 @@ class TrainState:
         return {
             "best": self.best,
             "pending": self.pending,
+            "pending_norms": self.pending_norms,
             "seconds": self.seconds,
             "skipped": self.skipped,
             "validation": self.validation.state(),
@@ -46,6 +48,7 @@ class TrainState:
         best = dict(recorded["best"])
         pending, seconds = list(recorded["pending"]), float(recorded["seconds"])
         self.step, self.best, self.pending, self.seconds = recorded["step"], best, pending, seconds
+        self.pending_norms = list(recorded.get("pending_norms", ()))
         self.skipped = recorded.get("skipped", 0)
         self.evaluated = -1 if recorded.get("evaluation_due") else self.step
         self.validation = Validation.restored(recorded.get("validation"), best)

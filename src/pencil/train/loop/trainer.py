@@ -266,8 +266,9 @@ class Trainer:
 
     def read_losses(self, metrics: Metrics, bar: ProgressBar) -> None:
         """Read the losses since the last time; report updates that were left out, and stop if they may not be."""
-        losses, left_out = self.guard.read(self.step)
+        losses, norms, left_out = self.guard.read(self.step)
         self.state.pending += losses
+        self.state.pending_norms += norms
         for update in left_out:
             self.state.skipped += 1
             skipped, allowed = self.state.skipped, self.config.max_skipped
@@ -593,15 +594,18 @@ class Trainer:
         return {**loss, "lr": self.state.learning_rate}
 
     def _log(self, metrics: Metrics, bar: ProgressBar, units: int, seconds: float) -> None:
-        """Write a line of metrics: the mean loss since the line before, in which so many units took so long."""
+        """Write a line of metrics: mean loss and gradient norm since the line before; so many units took so long."""
         state = self.state
         state.seconds += seconds
         losses, state.pending = state.pending, []
+        norms, state.pending_norms = state.pending_norms, []
         if not losses:  # every update since the last line was left out
             return
         line = dict(
             step=self.step,
             train_loss=sum(losses) / len(losses),
+            # a checkpoint of an older version has losses without them
+            **({"grad_norm": sum(norms) / len(norms)} if norms else {}),
             lr=state.learning_rate,
             rate=round(units / max(seconds, 1e-9), 1),
             time=round(state.seconds, 3),
