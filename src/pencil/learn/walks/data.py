@@ -80,8 +80,8 @@ class Entry:
     katas: tuple[str, ...] = ()
     labs: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
-    corrections: tuple[tuple[int | str, str], ...] = ()
-    repeats: tuple[int | str, ...] = ()  # corrections that a claim of the section says too
+    corrections: tuple[tuple[int, str], ...] = ()
+    repeats: tuple[int, ...] = ()  # corrections that a claim of the section says too
     commands: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # tensors without which a run has nothing of the section
     lacks: str = ""  # what a model lacks that does not have them
@@ -203,9 +203,9 @@ FITS: dict[str, Callable[[Any], bool]] = {
     PARTS: lambda value: _is_list(value, lambda one: _is_list(one, _is_text) and len(one) in (2, 3)),
     KINDS["beside"]: lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
     KINDS["corrections"]: lambda value: _is_list(
-        value, lambda one: isinstance(one, list) and [type(part) in (int, str) for part in one] == [True, True]
+        value, lambda one: isinstance(one, list) and [type(part) for part in one] == [int, str]
     ),
-    KINDS["repeats"]: lambda value: _is_list(value, lambda one: type(one) in (int, str)),
+    KINDS["repeats"]: lambda value: _is_list(value, lambda one: type(one) is int),
     KINDS["figures"]: lambda value: _is_list(value, lambda one: isinstance(one, dict)),
     KINDS["question"]: lambda value: _is_list(value, lambda one: isinstance(one, dict)),
     QUESTION_KINDS["answer"]: lambda value: value not in ("", []) and _is_list(

@@ -88,8 +88,8 @@ class Section:
     shown: tuple[Shown, ...] = ()
     compared: tuple[Compared, ...] = ()
     claims: tuple[Claim, ...] = ()
-    corrections: tuple[tuple[int | str, str], ...] = ()
-    repeats: tuple[int | str, ...] = ()  # corrections that a claim of the section says too
+    corrections: tuple[tuple[int, str], ...] = ()
+    repeats: tuple[int, ...] = ()  # corrections that a claim of the section says too
     unfolded: tuple[Unfolded, ...] = ()
     figures: tuple[Drawn, ...] = ()
     missing: tuple[str, ...] = ()  # tensors of the section that the run's model does not have

@@ -9,7 +9,7 @@ export type Claim = { line: number; text: string; verdict: string; values: strin
 export type Figure = { caption: string; command: string };
 export type Section = {
   title: string; level: number; about: string; text: string; then: string; skipped: string; lacking: string; missing: string[];
-  shown: Shown[]; unfolded: Unfolded[]; compared: Compared[]; claims: Claim[]; corrections: [number | string, string][];
+  shown: Shown[]; unfolded: Unfolded[]; compared: Compared[]; claims: Claim[]; corrections: [number, string][];
   katas: string[]; labs: string[]; commands: string[]; figures: Figure[];
 };
 export type Tour = { number: string; title: string; credit: string; run: string; sections: Section[] };
