@@ -312,6 +312,7 @@ def test_at_the_width_of_the_documents_gradients_do_not_vanish(documents, verdic
         assert quoted in words[correction]
         assert at_queries in words[correction]
         assert f"{trained[2]} with it and {trained[1]} without" in words[correction]
+        assert f"{trained[2]} with it and {trained[1]} without" in claim.note
     assert verdict("002", "Where it saturates") == SHOWN  # at d_k = 512, as it says
     assert "d_k = 512" in next(one.text for one in documents["002"] if one.text.startswith("Where it saturates"))
 

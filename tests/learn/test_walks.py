@@ -148,6 +148,27 @@ def test_every_number_of_a_tensor_is_the_traced_one(number):
 
 
 @every
+def test_just_the_weights_of_masked_tokens_are_marked(number):
+    """Found from the mask where there is one, which is not how the walk finds them."""
+    marked = 0
+    for one in (shown for section in walked(number).sections for shown in section.shown):
+        for grid in one.grids:
+            marked += len(grid.masked)
+            assert not grid.masked or one.name.partition("[")[0].endswith("pattern")
+            assert all(grid.rows[i][j] == 0 for i, j in grid.masked)
+        trace = traced(one.source.removeprefix("example:"))
+        name, _, index = one.name.partition("[")
+        mask = f"{name.removesuffix('pattern')}mask"
+        if name.endswith("pattern") and mask in trace:
+            cells = tuple(int(word) for word in index.rstrip("]").split(",") if word)
+            hidden = np.atleast_2d(np.isneginf(np.broadcast_to(trace.array(mask), trace.array(name).shape)[cells]))
+            for grid, wanted in zip(one.grids, hidden.reshape(-1, *hidden.shape[-2:]), strict=False):
+                inside = wanted[: len(grid.rows), : len(grid.rows[0])]
+                assert grid.masked == {(int(i), int(j)) for i, j in np.argwhere(inside)}
+    assert (marked > 0) == (number != "004")
+
+
+@every
 def test_a_tensor_beside_printed_numbers_has_the_right_ones(number):
     for entry, section in zip(document(number).sections, walked(number).sections, strict=True):
         names = {one.name for one in section.compared}
@@ -261,6 +282,15 @@ def test_each_number_is_shown_once_and_later_steps_say_where(number):
                 assert cells == 1 or not numbers <= seen.get(tensor, set()) or numbers <= {0, 1}, (step, one.name)
                 seen.setdefault(tensor, set()).update(numbers)
                 places.setdefault(tensor, set()).add((step, one.symbol))
+
+
+@every
+def test_the_arithmetic_of_a_cell_is_unfolded_once(number):
+    first: dict[str, int] = {}
+    for step, group in enumerate(walked(number).steps, 1):
+        for one in (receipt for section in group for receipt in section.unfolded):
+            assert one.again == (f"step {first[one.command]}" if one.command in first else ""), one.command
+            first.setdefault(one.command, step)
 
 
 @every

@@ -17,6 +17,7 @@ from ..learn.katas.grader import choices, digits, grade, labels, shown, understo
 from ..learn.katas.progress import Record
 from ..learn.walks import Compared, Section, Shown, Source, Walk, documents, walk
 from ..learn.walks.data import document
+from ..learn.walks.tables import MASKED
 from .lru_cache import Cache
 from .requests import UNKNOWN, Refused
 
@@ -224,7 +225,10 @@ def _shown(shown: Shown) -> dict[str, Any]:
     grids = [
         {
             "where": grid.where,
-            "rows": [list(row) for row in grid.rows],
+            "rows": [
+                [MASKED if (i, j) in grid.masked else value for j, value in enumerate(row)]
+                for i, row in enumerate(grid.rows)
+            ],
             "down": list(grid.down),
             "across": list(grid.across),
         }

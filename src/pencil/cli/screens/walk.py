@@ -11,7 +11,6 @@ from ...learn.katas.exercise import Question, Table
 from ...learn.katas.grader import grade
 from ...learn.walks import Compared, Section, Shown, Walk
 from ...learn.walks.sections import corrections
-from ...learn.walks.tables import written
 from .exercise import Quit, Screen, ShowWorking, enter, joined, laid_out, point_out, pose, show_working
 
 KEYS = "Enter goes on, b back, w unfolds, q leaves"
@@ -46,7 +45,7 @@ def everything(walk: Walk, screen: Screen, answers: bool = False) -> None:
                 places[f"step {step}"] = f"{_answer(numbers)} (step {step})"
             else:
                 _rest(walk, section, screen, places)
-                _unfold([section], screen)
+                _unfold([section], screen, places)
             _links(section, screen)
         screen.write()
     if covered:
@@ -60,7 +59,7 @@ def everything(walk: Walk, screen: Screen, answers: bool = False) -> None:
                 screen.write(f"Question {number}", "bold")
             show_working(question, screen)
         _rest(walk, section, screen, places)
-        _unfold([section], screen)
+        _unfold([section], screen, places)
 
 
 def _answer(numbers: range) -> str:
@@ -244,11 +243,14 @@ def _links(section: Section, screen: Screen) -> None:
         screen.write(f"{word:9} {command}", "cyan", 2)
 
 
-def _unfold(sections: Iterable[Section], screen: Screen) -> None:
-    """The arithmetic of a step."""
+def _unfold(sections: Iterable[Section], screen: Screen, places: Mapping[str, str] | None = None) -> None:
+    """The arithmetic of a step; with `places`, what an earlier step has unfolded is not unfolded again."""
     for one in [one for section in sections for one in section.unfolded]:
         screen.write()
         screen.write(one.command, "bold")
+        if places is not None and one.again:
+            screen.write(f"as in {places.get(one.again, one.again)}", indent=2)
+            continue
         for line in one.lines:
             screen.write(line, indent=2)
 
@@ -267,7 +269,7 @@ def _tensor(shown: Shown, screen: Screen, places: Mapping[str, str]) -> None:
     for grid in shown.grids:
         down = list(grid.down) if any(grid.down) else None
         across = list(grid.across) if any(grid.across) else None
-        tables.append(Table(grid.where, written(grid.rows), across, down))
+        tables.append(Table(grid.where, grid.written(), across, down))
     _lines(laid_out(tables, screen.width - 4), screen)
     if shown.cut:
         screen.write(f"(cut: {shown.cut})", "dim", 4)

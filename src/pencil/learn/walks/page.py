@@ -13,7 +13,7 @@ from ..katas.exercise import Question
 from ..katas.grader import shown as given
 from ..katas.grader import wanted
 from .sections import Compared, Drawn, Section, Walk, corrections
-from .tables import Grid, Shown, written
+from .tables import Grid, Shown
 
 STYLE = Path(__file__).with_name("walk.css")
 PAGE = """<!doctype html>
@@ -157,7 +157,7 @@ def _tensors(tensors: Iterable[Shown]) -> Iterable[str]:
 
 
 def _grid(grid: Grid) -> str:
-    return _table(grid.where, written(grid.rows), grid.down, grid.across)
+    return _table(grid.where, grid.written(), grid.down, grid.across)
 
 
 def _table(name: str, rows: Sequence[Sequence[str]], down: Sequence[str] | None, across: Sequence[str] | None) -> str:
@@ -229,7 +229,10 @@ def _unfolded(section: Section) -> Iterable[str]:
     if section.unfolded:
         yield "<details><summary>The arithmetic</summary>"
         for one in section.unfolded:
-            yield f"<p><code>{_text(one.command)}</code></p>"
+            again = f' <span class="dim">as in {_text(one.again)}</span>' if one.again else ""
+            yield f"<p><code>{_text(one.command)}</code>{again}</p>"
+            if one.again:
+                continue
             yield f"<pre>{_text(chr(10).join(one.lines))}</pre>"
         yield "</details>"
 

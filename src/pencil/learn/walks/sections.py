@@ -18,7 +18,7 @@ from .data import document as written_walk
 from .headings import check_headings
 from .questions import exercise, own_question
 from .sizes import Unresolved, filled, present
-from .tables import LIMITS, RUN_LIMITS, Earlier, Limits, Shown, fitting, shown, tensor_of
+from .tables import LIMITS, MASKED, RUN_LIMITS, Earlier, Limits, Shown, fitting, shown, tensor_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Unfolded:
     title: str
     lines: tuple[str, ...]
     command: str
+    again: str = ""  # the step of the walk that has shown it before
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,17 @@ class Walk:
 
     @property
     def notes(self) -> list[str]:
-        """What holds everywhere: the letters of the axes, where indices begin, and the numbers of corrections."""
+        """What holds everywhere: the letters of the axes, where indices begin, how a masked weight is written."""
         from ...core.probe import LEGEND  # here, because it loads torch
 
         axes = {axis for section in self.sections for one in section.shown if not one.again for axis in one.axes}
         letters = [f"{axis} {meaning}" for axis, meaning in LEGEND.items() if axis in axes]
+        masked = any(grid.masked for section in self.sections for one in section.shown for grid in one.grids)
         listed = self.number in documents() and any(section.corrections for section in self.sections)
         return [
             f"Axes: {' · '.join(letters)}." * bool(letters),
             "Indices begin at 0." * any(section.shown for section in self.sections),
+            f"A masked token has the score −∞ and the weight 0, written {MASKED} in the tables." * masked,
             "Corrections have their numbers of the list in docs/project/seeds.md." * listed,
         ]
 
@@ -176,19 +179,23 @@ def walk(number: str, run: Source | None = None, beside: str | Path | None = Non
         document.title,
         document.author,
         document.date,
-        _each_table_once(sections, LIMITS if run is None else RUN_LIMITS),
+        _each_once(sections, LIMITS if run is None else RUN_LIMITS),
         "" if run is None else run.word,
         "" if beside is None else str(beside),
     )
 
 
-def _each_table_once(sections: Sequence[Section], limits: Limits) -> tuple[Section, ...]:
-    """A tensor that an earlier step has shown names that step."""
+def _each_once(sections: Sequence[Section], limits: Limits) -> tuple[Section, ...]:
+    """A tensor, or the arithmetic of a cell, that an earlier step has shown names that step."""
     earlier, made = Earlier(), []
+    unfolded: dict[str, str] = {}  # the step that first shows what a command does
     for step, group in enumerate(grouped(sections), 1):
         for section in group:
             again = [replace(one, again=earlier.add(one, step, limits)) for one in section.shown]
-            made.append(replace(section, shown=tuple(again)))
+            receipts = [replace(one, again=unfolded.get(one.command, "")) for one in section.unfolded]
+            for one in receipts:
+                unfolded.setdefault(one.command, f"step {step}")
+            made.append(replace(section, shown=tuple(again), unfolded=tuple(receipts)))
     return tuple(made)
 
 

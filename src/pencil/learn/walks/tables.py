@@ -13,6 +13,7 @@ from ...tracing.trace_base import TraceBase
 Limits = tuple[int, int, int]  # tables, rows, columns
 LIMITS: Limits = (4, 12, 16)  # of one tensor of a worked example
 RUN_LIMITS: Limits = (2, 8, 8)  # and of a run's, which are larger
+MASKED = "·"  # in place of a weight that is 0 because a mask hides the key
 Index = tuple[int | slice, ...]
 
 
@@ -24,6 +25,14 @@ class Grid:
     rows: tuple[tuple[float, ...], ...]
     down: tuple[str, ...]
     across: tuple[str, ...]
+    masked: frozenset[tuple[int, int]] = frozenset()  # row and column of weights that a mask makes 0
+
+    def written(self, digits: int = 4) -> list[list[str]]:
+        """The numbers as text."""
+        return [
+            [MASKED if (i, j) in self.masked else format_number(value, digits) for j, value in enumerate(row)]
+            for i, row in enumerate(self.rows)
+        ]
 
 
 @dataclass(frozen=True)
@@ -75,10 +84,19 @@ def shown(trace: TraceBase, source: str, symbol: str, where: str, limits: Limits
         letters = [""] * values.ndim
     index, axes = _index(index, letters, values.shape)
     labels = [trace.axis_words(node, axis) for axis in axes]
-    grids, cut = _grids(values[index], [letters[axis] for axis in axes], labels, limits)
+    hidden = _masked(trace, name, values)[index]
+    grids, cut = _grids(values[index], hidden, [letters[axis] for axis in axes], labels, limits)
     return Shown(
         symbol, source, where, node.symbol, node.formula, tuple(node.shape), tuple(filter(None, letters)), grids, cut
     )
+
+
+def _masked(trace: TraceBase, name: str, values: Any) -> Any:
+    """Which numbers of an attention pattern are 0 because the score of the key is −∞."""
+    scores = f"{name.removesuffix('pattern')}scores"
+    if not name.endswith("pattern") or scores not in trace:
+        return np.zeros(values.shape, dtype=bool)
+    return np.isneginf(np.asarray(trace[scores].value)) & (values == 0)
 
 
 def _index(index: Index | None, letters: Sequence[str], shape: Sequence[int]) -> tuple[Index, list[int]]:
@@ -91,12 +109,14 @@ def _index(index: Index | None, letters: Sequence[str], shape: Sequence[int]) ->
     return whole, axes
 
 
-def _grids(values: Any, letters: list[str], sides: list[list[str]], limits: Limits) -> tuple[tuple[Grid, ...], str]:
+def _grids(
+    values: Any, hidden: Any, letters: list[str], sides: list[list[str]], limits: Limits
+) -> tuple[tuple[Grid, ...], str]:
     """Tables of the last two axes, at most so many and so large, and what was cut."""
     if values.ndim == 0:
         return (Grid("", ((float(values),),), ("",), ("",)),), ""
     if values.ndim == 1:
-        values, letters, sides = values[None], ["", *letters], [[""], *sides]
+        values, hidden, letters, sides = values[None], hidden[None], ["", *letters], [[""], *sides]
     tables, rows, columns = limits
     grids = []
     for at, part in _cut(values, limits):
@@ -107,6 +127,7 @@ def _grids(values: Any, letters: list[str], sides: list[list[str]], limits: Limi
                 tuple(tuple(map(float, row)) for row in part),
                 tuple(sides[-2][:rows]),
                 tuple(sides[-1][:columns]),
+                frozenset((int(i), int(j)) for i, j in np.argwhere(hidden[at][:rows, :columns])),
             )
         )
     parts = [
@@ -151,11 +172,6 @@ class Earlier:
         for part in parts:
             part[part == 0] = len(self._places)
         return ""
-
-
-def written(rows: Sequence[Sequence[float]], digits: int = 4) -> list[list[str]]:
-    """Numbers as text."""
-    return [[format_number(value, digits) for value in row] for row in rows]
 
 
 def tensor_of(where: str) -> str:
