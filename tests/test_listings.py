@@ -283,6 +283,11 @@ REFUSED = [
     (lambda: pencil.attend(ARRAY, ARRAY, ARRAY), "q is of the type ndarray: .* pencil.listings"),
     (lambda: pencil.Attention(4, 2)(ARRAY), "x is of the type ndarray: .* pencil.listings"),
     (lambda: pencil.Attention(4, 2)(torch.ones(3, 4), torch.ones(3, 4)), "source=keys, values=values.*MultiHeadAtt"),
+    (lambda: pencil.Attention(4, 2)(*[torch.ones(3, 4)] * 3), "called with a query, a key and a value, .*MultiHeadAtt"),
+    (
+        lambda: pencil.Attention(4, 2)(ARRAY, ARRAY, ARRAY, mask=None),
+        "called with a query, a key and a value, .*MultiHeadAtt",
+    ),
     (lambda: pencil.fold(ARRAY, (2, 2)), "pencil.listings.fold takes arrays"),
     (lambda: pencil.Patches(1, 2, 4), r"\(2, 2\) instead of 2"),
     (lambda: listings.swap(ARRAY), r"swap\(fold\(photo, 2\)\)"),

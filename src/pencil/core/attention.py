@@ -65,14 +65,15 @@ def check_tensors(name: str, **values: Any) -> None:
             )
 
 
-def check_call(x: Any, span: Any) -> None:
-    """Refuse arrays, and keys where an `Attention` takes its span."""
-    check_tensors("Attention", x=x)
-    if isinstance(span, Tensor):
+def check_call(x: Any, span: Any, more: tuple[Any, ...]) -> None:
+    """Refuse arrays, and keys and values where an `Attention` takes its span, as the documents' listings call theirs."""
+    if more or isinstance(span, Tensor):
         raise ValueError(
-            "after x comes a span, not a second tensor: attention(x, source=keys, values=values), or "
+            "Attention takes one tensor, x, and makes queries, keys and values of it: attention(x), "
+            "attention(x, source=keys, values=values), or, called with a query, a key and a value, "
             "pencil.listings.MultiHeadAttention(width, heads)(query, key, value)"
         )
+    check_tensors("Attention", x=x)
 
 
 def _attend(q, k, v, seen: Seen | None, bias, scale: float, dropout: float, probe: Probe) -> Tensor:
@@ -324,14 +325,14 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "*B T D"],
         span: Span | None = None,
-        *,
+        *more: Any,  # refused, with what to call instead
         source: Float[Tensor, "*B S D"] | tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]] | None = None,
         values: Float[Tensor, "*B S D"] | None = None,
         mask: GivenMask | None = None,
         cache: LayerCache | None = None,
         probe: Probe = OFF,
     ) -> Float[Tensor, "*B T D"]:
-        check_call(x, span)
+        check_call(x, span, more)
         if span is None:
             return self._whole(x, source, values, mask, cache, probe)
         if mask is not None or values is not None:
