@@ -10,6 +10,7 @@ import difflib
 import importlib
 import json
 import math
+import os
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,8 +21,17 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 T = TypeVar("T")
 
 
+EXAMPLE_RUNS = Path(__file__).parent / "examples" / "runs"  # the trained models that come with Pencil
+
+
 class UserError(ValueError):
-    """A mistake the user can fix: one sentence that names the file, the value and the fix."""
+    """A mistake the user can fix: one sentence that names the file, the value and the fix.
+
+    A trained model that comes with Pencil has in it the name by which it was opened, as in example:english.
+    """
+
+    def __str__(self) -> str:
+        return super().__str__().replace(f"{EXAMPLE_RUNS}{os.sep}", "example:")
 
 
 def refuse(*cases: tuple[object, str]) -> None:

@@ -149,6 +149,8 @@ def test_the_video_model_that_comes_with_pencil_makes_a_moving_digit(tmp_path, m
     assert (
         "--label 4, by the seed" in call("sample", "example:video", "--out", "d.gif", "--steps", 5, "--seed", 4).stderr
     )
+    refused = call("sample", "example:video", "--label", 11, code=2)
+    assert refused.stderr == "pencil: example:video was not trained on a label 11; its labels are 0 to 9\n"
     picture = Image.open(tmp_path / "d.gif")
     assert picture.n_frames == 8
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d-steps.png", "d.gif"]

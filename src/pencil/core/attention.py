@@ -66,7 +66,7 @@ def check_tensors(name: str, **values: Any) -> None:
 
 
 def check_call(x: Any, span: Any, more: tuple[Any, ...]) -> None:
-    """Refuse arrays, and keys and values where an `Attention` takes its span, as the documents' listings call theirs."""
+    """Refuse arrays, and the query, key and value with which the documents' listings call their attention."""
     if more or isinstance(span, Tensor):
         raise ValueError(
             "Attention takes one tensor, x, and makes queries, keys and values of it: attention(x), "

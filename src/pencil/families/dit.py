@@ -11,7 +11,7 @@ import torch
 from cyclopts import Parameter
 
 from .. import draw
-from ..config import UserError, nearest
+from ..config import EXAMPLE_RUNS, UserError, nearest
 from ..core.masks import NOWHERE
 from ..cost.activations import FULL, Activations, adaln_block_group, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, mean_square
@@ -24,7 +24,6 @@ from ..inference.image_sampling import decoder_of, process_of, sample_images
 from ..inference.text_batches import end_token, pad, shorten, token_label
 from ..models.dit import PRESETS, DiT, DiTConfig, groupings
 from ..models.reader import ReaderConfig
-from ..runs.files import EXAMPLE_RUNS
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
 from ..tracing.recording import mapped

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import UserError, distance, to_toml
+from ..config import EXAMPLE_RUNS, UserError, distance, to_toml
 from ..data.cache import remembered_hash
 from ..files import (
     check_inside,
@@ -107,7 +107,6 @@ def list_checkpoints(folder: Path, steps: Mapping[int, str]) -> None:
 
 
 SHOWN = 5  # runs that an error names
-EXAMPLE_RUNS = Path(__file__).parents[1] / "examples" / "runs"  # the trained models that come with Pencil
 SHARED = "shared"  # the file by which several processes see that they write to one folder
 HASHED_AT_EVERY_LOAD = 1_000_000_000  # bytes; larger files are hashed when size or times changed, and by verify
 
