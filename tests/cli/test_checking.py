@@ -84,7 +84,7 @@ def test_the_shipped_examples_by_name_by_beginning_and_all(type_in):
     assert [name[:3] for name in names] == ["000", "001", "002", "003", "004"]
     by_name = type_in("check", "002-first-principles", code=1).out
     assert by_name == type_in("check", "002", code=1).out
-    assert "cache_GB       10  should be 10.7  wrong\n" in by_name
+    assert re.search(r"about_in_GB +10  should be 10.7  wrong\n", by_name)
     together = type_in("check", "--all", code=1).out
     assert all(f"  {name}\n" in together for name in names)
     assert by_name.rsplit("\n\n", 1)[0] in together

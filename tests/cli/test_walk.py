@@ -87,13 +87,16 @@ def test_over_a_pipe_what_answers_a_question_is_at_the_end(type_in):
     for number, question in enumerate(asked, 1):
         assert f"Question {number}\n" in walk_itself
         assert flat(question.ask) in flat(walk_itself)
-        assert f"What follows is at the end: answer {number}." in walk_itself
-        assert f"answer {number} (step " in answers
         right = [f"{blank.label} = {blank.written}" for blank in question.blanks]
         assert " ".join(right) in flat(answers)
         assert flat(question.working[-1]) in flat(answers)
+    number = 0
     for section in walked("000").sections:
         if section.questions:
+            first, number = number + 1, number + len(section.questions)
+            named = f"answer {number}" if first == number else f"answers {first}–{number}"
+            assert f"What follows is at the end: {named}." in walk_itself
+            assert f"\n{named} (step " in answers
             for shown in section.shown:
                 assert not re.search(rf"^  {re.escape(shown.symbol)}:", walk_itself.partition("5 of 12")[2], re.M)
             for claim in section.claims:
@@ -110,7 +113,7 @@ def test_the_letters_of_the_tables_are_explained_once_and_answers_are_named(type
     assert all(re.search(rf"[:·] {re.escape(letter)} [a-z]", head) for letter in letters), head
     assert head == flat(" ".join(["000", walked("000").title, walked("000").credit, *walked("000").notes, "─" * 60]))
     assert "Axes" not in type_in("walk", "000").out.partition("1 of 12")[2]
-    assert "as in answer 5 (step 6): SCALE" in flat(printed)
+    assert "as in answer 6 (step 6): SCALE" in flat(printed)
     assert "as in step 6: SCALE" in flat(type_in("walk", "000", "--answers").out)
     assert html.escape(walked("000").notes[0]) in page(walked("000"))
 
@@ -151,7 +154,7 @@ def test_a_list_is_a_list(type_in):
 
 def test_with_answers_they_stand_below_their_questions(type_in):
     printed = flat(type_in("walk", "000", "--answers").out)
-    at = printed.index("Question 4")
+    at = printed.index("Question 5")
     assert "dim 1 = 2.000 dim 2 = 3.000 dim 3 = 2.000 dim 4 = 3.000" in printed[at : printed.index("6 of 12")]
     assert "at the end" not in printed
 

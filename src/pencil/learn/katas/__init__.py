@@ -48,6 +48,7 @@ KATAS = {
         _kata("prefix", "The prefix mask", "masks", "attention"),
         _kata("heads", "Two heads, concatenated", "more attention", "attention"),
         _kata("cross", "Cross-attention: words to patches", "more attention", "attention"),
+        _kata("seat-table", "Add a row of a learned table of positions", "positions", "positions"),
         _kata("rope", "Rotate a query by its position (RoPE)", "positions", "positions"),
         _kata("alibi", "A bias by distance (ALiBi)", "positions", "positions"),
         _kata("residual", "Add to the residual stream", "the block", "blocks"),

@@ -459,10 +459,13 @@ def wavelength(seed: int | None) -> Question:
         "wavelength",
         "The longest wave",
         seed,
-        f"Pair i has the wavelength 2π·10000^(2i/d), and i ends at d/2 − 1. The longest at d = {width}? At d = 512, to "
-        f"the nearest whole number? (It is not 2π·10000.)",
-        numbers((f"d = {width}", longest, 1), ("d = 512", round(big), 0)),
-        lambda: [f"2π·10000^({width - 2}/{width}) = {longest:.2f}", f"2π·10000^(510/512) = {big:.1f}"],
+        f"Pair i has the wavelength 2π·10000^(2i/d), and i ends at d/2 − 1. How many positions long is the "
+        f"longest at d = {width}? At d = 512, to the nearest whole number? (It is not 2π·10000.)",
+        numbers((f"longest at d = {width}", longest, 1), ("longest at d = 512", round(big), 0)),
+        lambda: [
+            f"2π·10000^({width - 2}/{width}) = {longest:.2f} positions",
+            f"2π·10000^(510/512) = {big:.1f} positions",
+        ],
     )
 
 
@@ -610,7 +613,7 @@ def shapes(seed: int | None, names: Sequence[tuple[str, str]], picture: bool = F
         "shapes",
         "Write the shapes",
         seed,
-        "Every axis of each, in the order of the notation.",
+        "The size of every axis, in the order of the notation.",
         answers,
         lambda: [f"{symbol}: {' × '.join(map(str, shape))}" for symbol, shape in pairs],
         [table("sizes", list(sizes.values()), None, [letters.get(name, name) for name in sizes])],

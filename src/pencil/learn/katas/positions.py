@@ -1,12 +1,12 @@
-"""Exercises on positions: sinusoidal encodings, rotations (RoPE) and a bias by distance (ALiBi)."""
+"""Exercises on positions: sinusoidal encodings, a learned table, rotations (RoPE) and a bias by distance (ALiBi)."""
 
 import math
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...core.positions import Alibi, Rope, Sinusoidal, rotate
+from ...core.positions import Alibi, Learned, Positions, Rope, Sinusoidal, rotate
 from ...core.probe import OFF, Probe
 from ...core.span import Span
 from ...tracing.receipt_text import format_number
@@ -19,13 +19,22 @@ DEGREE = math.pi / 180
 
 def encoding(position: float, x: list[float], base: float = 10000.0, halves: bool = False) -> Work:
     """A token plus the encoding of its position."""
-    positions = Sinusoidal(len(x), base=base, halves=halves)
+    return _placed(Sinusoidal(len(x), base=base, halves=halves), tensor([[position]]), x)
 
-    def encoded(x: Tensor, position: Tensor, probe: Probe = OFF) -> Tensor:
+
+def of_table(position: int, x: list[float], table: list[list[float]]) -> Work:
+    """A token plus the row of a learned table."""
+    learned = Learned(len(table), len(x))
+    learned.table.data = tensor(table)
+    return _placed(learned, torch.tensor([[position]]), x)
+
+
+def _placed(positions: Positions, position: Tensor, x: list[float]) -> Work:
+    def placed(x: Tensor, position: Tensor, probe: Probe = OFF) -> Tensor:
         out, _ = positions(x, Span.whole(position.shape[1], coords=position[..., None]), probe / "positions")
         return probe("out", out)
 
-    return work(encoded, tensor(x)[None, None], tensor([[position]]))
+    return work(placed, tensor(x)[None, None], position, modules=[positions])
 
 
 def encode_by_hand(position: Tensor, divisors: Tensor, probe: Probe = OFF) -> Tensor:
@@ -87,6 +96,48 @@ def _add_encoding(position: int, x: list[float]) -> Question:
         ),
         lambda: done.lines(*((dim, f"out[0,0,{i}]") for i, dim in enumerate(DIMS))),
     )
+
+
+def _seat_table(position: int, x: list[float], table: list[list[float]]) -> Question:
+    done, others = of_table(position, x, table), [i for i in range(len(table)) if i != position]
+    token, out = tensor(x), tensor(done["out"][0])
+    embedding = nn.Embedding(len(table), len(x), _weight=tensor(table))
+    with torch.no_grad():
+        row = "  ".join(format_number(value) for value in embedding(torch.tensor(position)).tolist())
+    return Question(
+        (
+            Table("token", [x], DIMS),
+            Table("learned table", table, DIMS, [f"position {p}" for p in range(len(table))]),
+        ),
+        f"A learned table has one row for each position, counted from 0, as torch.nn.Embedding({len(table)}, {len(x)}) "
+        f"has. The token is at position {position}. Add the row of its position to it, dimension by dimension.",
+        blanks(DIMS, done["out"], 1),
+        (
+            *(
+                mistake(
+                    f"the row of position {other}",
+                    f"The table's row {position + 1} is that of position {position}: positions are counted from 0.",
+                    of_table(other, x, table)["out"],
+                )
+                for other in others
+            ),
+            mistake("multiplied", "The row is added to the token, not multiplied with it.", token * (out - token)),
+            mistake("the row alone", "The row is added to the token.", out - token),
+        ),
+        lambda: [
+            f"torch.nn.Embedding with this table gives, for position {position}: {row}",
+            *done.lines(*((dim, f"out[0,0,{i}]") for i, dim in enumerate(DIMS))),
+        ],
+    )
+
+
+def _draw_seat_table(d: Draws) -> Numbers:
+    rows = d.whole(3, 5)
+    return {
+        "position": d.whole(0, rows - 1),
+        "x": d.distinct(4, 1, 9),
+        "table": [d.distinct_tenths(4, -9, 9, but=[0]) for _ in range(rows)],
+    }
 
 
 PAIRED = "the paper pairs neighbours, dim 1 with dim 2; LLaMA checkpoints pair halves, dim 1 with dim 3"
@@ -190,6 +241,16 @@ MAKES = {
         {"position": 0, "x": [2.0] * 4},
         lambda d: {"position": d.whole(0, 4), "x": d.distinct(4, 1, 9)},
         _add_encoding,
+    ),
+    "seat-table": Maker(
+        "seat-table",
+        {
+            "position": 1,
+            "x": [2.0] * 4,
+            "table": [[0.1, -0.3, 0.2, 0.5], [0.4, 0.2, -0.1, -0.6], [-0.2, 0.7, 0.3, 0.1]],
+        },
+        _draw_seat_table,
+        _seat_table,
     ),
     "rope": Maker(
         "rope",

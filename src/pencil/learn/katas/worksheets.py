@@ -80,12 +80,14 @@ def _vision_from_pencil(seed: int | None) -> list[Section]:
         Section(
             "Position encodings",
             "Cutting loses where a patch was. An encoding of sines and cosines, different for every position, is added "
-            "to it. The document calls a position a seat, and its encoding a stamp.",
+            "to it; another way is a row of a learned table. The document calls a position a seat, and its encoding a "
+            "stamp.",
             (
                 divisors(seed, base, 4),
                 *(kata("stamp", seed, position=first + i, base=base) for i in range(3)),
                 near(seed, base, first),
                 turn(kata("add-stamp", seed)),
+                kata("seat-table", seed),
             ),
         ),
         Section(

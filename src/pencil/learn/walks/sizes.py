@@ -2,7 +2,8 @@
 
 `[sizes]` of a walk names them, as in N = "patches.flat:N": an axis by its letter or its index, from the first of the
 tensors, separated by |, that the trace has. In a text {N} is the number, {N patch} "four patches", {F/D times} "twice",
-and {@name[index]} the number of a cell.
+{@name[index]} the number of a cell, and {seen name} how many
+weights of a pattern no mask hides.
 """
 
 import re
@@ -12,6 +13,7 @@ import numpy as np
 
 from ...tracing.receipt import format_number
 from ...tracing.trace_base import TraceBase
+from .tables import masked
 
 WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
 PLACE = re.compile(r"\{([^{}]+)\}")
@@ -59,6 +61,10 @@ def _written(match: re.Match[str], sizes: Mapping[str, str], trace: TraceBase | 
         if value.ndim:
             raise Unresolved(f"{{{place}}} names {value.size} numbers; give the index of one")
         return format_number(float(value))
+    if place.startswith("seen "):
+        if (where := present(trace, place.removeprefix("seen "))) is None:
+            raise Unresolved(f"{{{place}}}: the trace has no such tensor")
+        return _number((~masked(trace, where)).sum())
     names, _, noun = place.partition(" ")
     size = _size(names, sizes, trace)
     text = _counted(size, noun) if noun else _number(size)

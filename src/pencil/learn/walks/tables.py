@@ -84,16 +84,16 @@ def shown(trace: TraceBase, source: str, symbol: str, where: str, limits: Limits
         letters = [""] * values.ndim
     index, axes = _index(index, letters, values.shape)
     labels = [trace.axis_words(node, axis) for axis in axes]
-    hidden = _masked(trace, name, values)[index]
+    hidden = masked(trace, name)[index]
     grids, cut = _grids(values[index], hidden, [letters[axis] for axis in axes], labels, limits)
     return Shown(
         symbol, source, where, node.symbol, node.formula, tuple(node.shape), tuple(filter(None, letters)), grids, cut
     )
 
 
-def _masked(trace: TraceBase, name: str, values: Any) -> Any:
+def masked(trace: TraceBase, name: str) -> Any:
     """Which numbers of an attention pattern are 0 because the score of the key is −∞."""
-    scores = f"{name.removesuffix('pattern')}scores"
+    values, scores = np.asarray(trace[name].value), f"{name.removesuffix('pattern')}scores"
     if not name.endswith("pattern") or scores not in trace:
         return np.zeros(values.shape, dtype=bool)
     return np.isneginf(np.asarray(trace[scores].value)) & (values == 0)
