@@ -370,6 +370,15 @@ def test_a_sentence_about_what_a_run_lacks_is_left_out():
         filled(text, sizes, trace)
 
 
+def test_a_sentence_counts_the_weights_that_no_mask_hides():
+    """Two frames of four patches; a causal mask over four tokens."""
+    patterns = " ".join(f"{{seen {one}.pattern}}" for one in ("full", "spatial", "temporal", "windowed"))
+    assert filled(patterns, {}, traced("video-attention")) == f"{8 * 8} {2 * 4 * 4} {4 * 2 * 2} {2 * 4 * 4}"
+    assert filled("{seen blocks.0.attn.pattern}", {}, traced("nanogpt-block")) == str(1 + 2 + 3 + 4)
+    with pytest.raises(Unresolved, match="the trace has no tensor full.pattern"):
+        filled("{seen full.pattern}", {}, traced("nanogpt-block"))
+
+
 # ---- the numbers of a run
 
 

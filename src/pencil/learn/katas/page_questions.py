@@ -460,11 +460,11 @@ def wavelength(seed: int | None) -> Question:
         "The longest wave",
         seed,
         f"Pair i has the wavelength 2π·10000^(2i/d), and i ends at d/2 − 1. How many positions long is the "
-        f"longest at d = {width}? At d = 512, to the nearest whole number? (It is not 2π·10000.)",
-        numbers((f"longest at d = {width}", longest, 1), ("longest at d = 512", round(big), 0)),
+        f"longest at a width d = {width}? At d = 512, to the nearest whole number? (It is not 2π·10000.)",
+        numbers((f"longest at width {width}", longest, 1), ("longest at width 512", round(big), 0)),
         lambda: [
             f"2π·10000^({width - 2}/{width}) = {longest:.2f} positions",
-            f"2π·10000^(510/512) = {big:.1f} positions",
+            f"2π·10000^(510/512) = {big:.2f} positions",
         ],
     )
 

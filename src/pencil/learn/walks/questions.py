@@ -46,7 +46,7 @@ def _one_row(question: Question, row: str) -> Question:
     return replace(
         question,
         tables=tuple(tables),
-        ask=question.ask if len(asked) == len(question.blanks) else f"{question.ask} Only the row of {row}?",
+        ask=question.ask if len(asked) == len(question.blanks) else f"{question.ask} Only {row} is asked.",
         blanks=tuple(question.blanks[i] for i in asked),
         mistakes=tuple(replace(one, values=tuple(one.values[i] for i in asked)) for one in question.mistakes),
         work=lambda: (

@@ -130,7 +130,7 @@ class Walk:
             f"Axes: {' · '.join(letters)}." * bool(letters),
             "Indices begin at 0." * any(section.shown for section in self.sections),
             f"A masked token has the score −∞ and the weight 0, written {MASKED} in the tables." * masked,
-            "Corrections have their numbers of the list in docs/project/seeds.md." * listed,
+            "Corrections are numbered as in docs/project/seeds.md." * listed,
         ]
 
     @property

@@ -62,8 +62,8 @@ def _written(match: re.Match[str], sizes: Mapping[str, str], trace: TraceBase | 
             raise Unresolved(f"{{{place}}} names {value.size} numbers; give the index of one")
         return format_number(float(value))
     if place.startswith("seen "):
-        if (where := present(trace, place.removeprefix("seen "))) is None:
-            raise Unresolved(f"{{{place}}}: the trace has no such tensor")
+        if (where := present(trace, place[5:])) is None:
+            raise Unresolved(f"{{{place}}}: the trace has no tensor {place[5:]}")
         return _number((~masked(trace, where)).sum())
     names, _, noun = place.partition(" ")
     size = _size(names, sizes, trace)
