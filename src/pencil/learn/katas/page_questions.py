@@ -369,9 +369,9 @@ def deviation(seed: int | None, widths: tuple[int, int]) -> Question:
         f"Its standard deviation at d_k = {first}, and at d_k = {second}? And after dividing by √d_k?",
         numbers(
             ("variance", first, 0),
-            (f"at {first}", math.sqrt(first), 1),
-            (f"at {second}", math.sqrt(second), 1),
-            ("scaled", 1, 1),
+            (f"deviation at {first}", math.sqrt(first), 1),
+            (f"deviation at {second}", math.sqrt(second), 1),
+            ("scaled deviation", 1, 1),
         ),
         lambda: [
             f"q·k is a sum of d_k products, each of variance 1: variance {first}",
@@ -391,7 +391,7 @@ def score_cost(seed: int | None) -> Question:
         f"{tokens} tokens, d_k = {width}: how many multiply-adds does Q Kᵀ take in one head, in 10⁹? And with twice as "
         f"many tokens, how many times as many?",
         numbers(("10⁹ multiply-adds", products / 1e9, 2), ("times", 4, 0)),
-        lambda: [f"{tokens}·{tokens}·{width} = {products:,}", "2²·n²·d_k: 4 times"],
+        lambda: [f"{tokens}·{tokens}·{width} = {products:,} multiply-adds", "2²·n²·d_k: 4 times"],
     )
 
 
@@ -412,16 +412,16 @@ def head_sizes(seed: int | None) -> Question:
         f"W_O together (no biases)?",
         numbers(
             ("d_k", made.head_width, 0),
-            ("one head", each, 0),
-            ("all heads", heads * each, 0),
-            ("one of full width", full, 0),
+            ("multiply-adds in one head", each, 0),
+            ("in all heads", heads * each, 0),
+            ("in one of full width", full, 0),
             ("weights", count, 0),
         ),
         lambda: [
             f"d_k = {width}/{heads} = {width // heads}",
-            f"{tokens}·{tokens}·{width // heads} = {each}; times {heads} = {heads * each}",
-            f"{tokens}·{tokens}·{width} = {full}: the same",
-            f"4·{width}² = {count:,}",
+            f"{tokens}·{tokens}·{width // heads} = {each:,} multiply-adds; times {heads} = {heads * each:,}",
+            f"{tokens}·{tokens}·{width} = {full:,}: the same",
+            f"4·{width}² = {count:,} weights",
         ],
     )
 
@@ -504,8 +504,8 @@ def generation(seed: int | None) -> Question:
         seed,
         f"Tokens 1 to {count} are processed one step at a time. Step t without a cache computes all t × t scores "
         f"again; with one, only the t scores of the new token. How many scores in all?",
-        numbers(("without", naive, 0), ("with a cache", cached, 0)),
-        lambda: [f"1² + … + {count}² = {naive}", f"1 + … + {count} = {cached}"],
+        numbers(("scores without", naive, 0), ("scores with a cache", cached, 0)),
+        lambda: [f"1² + … + {count}² = {naive} scores", f"1 + … + {count} = {cached} scores"],
     )
 
 
@@ -522,11 +522,11 @@ def video_tokens(seed: int | None) -> Question:
         f"{frames} frames of {side} × {side} latents, in patches of 2 × 2. How many tokens? How many scores in one "
         f"head over all of them? And how many if a token attends within its frame, then to the same place in all "
         f"frames?",
-        numbers(("tokens", count, 0), ("scores", count * count, 0), ("factored", factored, 0)),
+        numbers(("tokens", count, 0), ("scores", count * count, 0), ("scores, factored", factored, 0)),
         lambda: [
-            f"{frames}·{side // 2}·{side // 2} = {count}",
-            f"{count}² = {count * count:,}",
-            f"{frames}·{each}² + {each}·{frames}² = {factored:,}",
+            f"{frames}·{side // 2}·{side // 2} = {count:,} tokens",
+            f"{count:,}² = {count * count:,} scores",
+            f"{frames}·{each}² + {each}·{frames}² = {factored:,} scores",
         ],
     )
 
