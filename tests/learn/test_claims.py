@@ -259,7 +259,9 @@ def test_the_longest_wave(documents, verdict):
     longest = 2 * math.pi / (1 / 10000 ** (510 / 512))
     assert round(longest) == 60_611
     assert verdict("003", "The lowest frequency") == WRONG
-    (number,) = next(s for s in check(shipped()["003-understanding"]).steps if s.name == "longest_in_thousand_positions").numbers
+    (number,) = next(
+        s for s in check(shipped()["003-understanding"]).steps if s.name == "longest_in_thousand_positions"
+    ).numbers
     assert (number.verdict, number.true) == ("wrong", "60.61")
     waves = [2 * math.pi * 10000 ** (2 * i / 512) for i in range(256)]
     assert sum(wave < 10_000 for wave in waves) == 205
