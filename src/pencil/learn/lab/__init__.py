@@ -16,7 +16,7 @@ MODULES = "claims_attention", "claims_blocks", "claims_positions", "claims_image
 NAMES = (
     "scaling", "residual", "layernorm", "pre-norm", "positions", "causal-mask", "warm-up", "embedding-scale",
     "kv-cache", "heads", "heads-cost", "qkv", "ffn", "ffn-facts", "switch", "cross-attention", "swap", "batchnorm",
-    "dropout", "label-smoothing", "averaging", "ada-zero", "rnn-time", "rnn-gradient", "rnn-recall",
+    "dropout", "label-smoothing", "averaging", "ada-zero", "unet", "rnn-time", "rnn-gradient", "rnn-recall",
 )  # fmt: skip
 
 

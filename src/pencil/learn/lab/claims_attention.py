@@ -147,7 +147,7 @@ def attention_pass(width: int, heads: int, length: int, seed: int) -> Callable[[
     return lambda probe: model(x, span, probe=probe).sum().backward()
 
 
-def time_ratio(first: Callable[[], None], second: Callable[[], None], times: int) -> float:
+def time_ratio(first: Callable[[], object], second: Callable[[], object], times: int) -> float:
     """The time of the first ÷ that of the second; they alternate, so that other load affects both."""
     return median([seconds(first) / seconds(second) for _ in range(times + 1)][1:])  # the first is a warm-up
 
