@@ -1,7 +1,11 @@
 """The removal lab's second half: every claim runs at a tiny size, and every removal really removes."""
 
 import math
+import re
 import time
+import tomllib
+from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +22,20 @@ from pencil.learn.lab import claims_blocks as blocks
 from pencil.learn.lab import claims_images as images
 from pencil.learn.lab import claims_positions as order
 from pencil.learn.lab.training import Blocks, RecallModel, exact_match, generator, recall_batch
+from pencil.learn.lab.unet import UNet
 
-NAMES = "heads heads-cost qkv ffn switch swap batchnorm ada-zero rnn-time rnn-gradient rnn-recall ffn-facts cross-attention dropout label-smoothing averaging".split()
+NAMES = "heads heads-cost qkv ffn switch swap batchnorm ada-zero unet rnn-time rnn-gradient rnn-recall ffn-facts cross-attention dropout label-smoothing averaging".split()
+DOCS = Path(__file__).parents[2] / "docs"
 MINE = {name: claims()[name] for name in NAMES}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """As in the processes of the lab: several threads of a small model only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def parameters(model):
@@ -251,6 +266,133 @@ def test_without_the_zero_a_block_is_a_plain_prenorm_block():
     x, span = torch.randn(2, 3, 4, generator=generator(0)), Span.whole(3).under(full)
     mid = x + block.attn(block.attn_norm(x), span)
     torch.testing.assert_close(block(x, span, torch.randn(2, 4)), mid + block.mlp(block.mlp_norm(mid)))
+
+
+# the U-Net
+
+
+def awake(model):
+    """The model with random numbers where it starts with zeros, behind which nothing changes and no gradient passes."""
+    for i, weight in enumerate(model.parameters()):
+        if not weight.any():
+            torch.nn.init.normal_(weight, std=0.3, generator=generator(7, i))
+    return model
+
+
+def noised(height, width, channels=1):
+    """Pictures of this size, their times, and their classes."""
+    picture = torch.randn(3, channels, height, width, generator=generator(5))
+    return picture, torch.tensor([0.0, 470.0, 1000.0]), torch.tensor([1, 0, 4])
+
+
+def test_the_unet_is_as_large_as_the_dit():
+    for quick in (True, False):
+        size = MINE["unet"].size(quick)
+        unet, dit = (parameters(images.denoiser(arm, 0, size)) for arm in ("U-Net", "DiT"))
+        assert unet == pytest.approx(dit, rel=0.01)
+
+
+@pytest.mark.parametrize("sides", [(8, 8), (5, 11), (1, 2)])
+def test_the_unet_takes_pictures_of_any_size(sides):
+    picture, *condition = noised(*sides, channels=2)
+    model = awake(UNet((4, 12), 6, classes=5, pictures=2))
+    assert model(picture, *condition).shape == picture.shape
+
+
+def test_a_fresh_unet_predicts_zero_as_a_fresh_dit_does():
+    for arm in ("U-Net", "DiT"):
+        assert not images.denoiser(arm, 0, MINE["unet"].tiny)(*noised(8, 8)).any()
+
+
+def test_every_weight_of_the_unet_is_learned():
+    model = awake(UNet((4, 8, 12), 6, classes=5))
+    model(*noised(13, 11)).square().sum().backward()
+    assert [name for name, weight in model.named_parameters() if not weight.grad.any()] == []
+
+
+def test_the_time_and_the_class_change_every_pixel_of_the_unet():
+    model = awake(UNet((4, 8), 6, classes=5)).eval()
+    picture, time, label = noised(6, 7)
+    here = model(picture, time, label)
+    for other in (model(picture, time + 100, label), model(picture, time, (label + 1) % 5)):
+        assert (here - other).abs().min() > 0
+
+
+class Repeat(torch.nn.Module):
+    """A block that changes no pixel; its channels are those of its input, so many times."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.times = times
+
+    def forward(self, x, condition):
+        return x.repeat(1, self.times, 1, 1)
+
+
+def test_a_skip_connection_passes_what_the_smaller_sizes_lose():
+    """Pictures that differ by a chessboard have the same means of 2×2, all that the smaller sizes read."""
+    model = awake(UNet((4, 8), 6, classes=5))
+    lowered, model.first = [], torch.nn.Conv2d(1, 4, 1)  # each pixel alone, and so are the blocks on the way down
+    model.down = torch.nn.ModuleList([Repeat(1), Repeat(2)])
+    model.down[1].register_forward_hook(lambda module, given, out: lowered.append(out))
+    picture, *condition = noised(6, 10)
+    chessboard = (-1.0) ** (torch.arange(6)[:, None] + torch.arange(10))
+    one, other = (model(seen, *condition) for seen in (picture, picture + chessboard))
+    torch.testing.assert_close(*lowered)
+    assert (one - other).abs().mean() > 0.01
+
+
+def test_both_denoise_the_same_digits_with_the_same_noise():
+    seen = {}
+    for arm in ("U-Net", "DiT"):
+        seen[arm] = []
+        model = images.denoiser(arm, 3, MINE["unet"].tiny)
+        model.register_forward_pre_hook(lambda module, given, arm=arm: seen[arm].append(given))
+        images.train_denoiser(model, arm, 3, MINE["unet"].tiny, images.pixel_order(3, True), 2)
+    first, second = seen.values()
+    assert len(first) == 2
+    assert all(torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True))
+    assert not torch.equal(first[0][0], first[1][0])
+
+
+def test_shuffled_pixels_are_those_of_the_picture_in_one_order():
+    picture = torch.arange(64.0).reshape(1, 1, 8, 8).repeat(2, 1, 1, 1)
+    given = []
+    model = images.denoiser("DiT", 0, MINE["unet"].tiny)
+    model.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))
+    for shuffle in (False, True):
+        pixels = images.pixel_order(2, shuffle)
+        images.denoising_loss(model, (picture * 1e6, torch.tensor([3, 3])), pixels, generator(0))
+    plain, shuffled = (x.flatten(1).argsort() for x in given)
+    assert torch.equal(plain, torch.arange(64).expand(2, 64))
+    assert torch.equal(shuffled[0], shuffled[1])
+    assert not torch.equal(shuffled, plain)
+
+
+@pytest.mark.parametrize(("slower", "steps"), [(1.4, 5), (0.7, 10), (1.0, 7), (100.0, 1)])
+def test_in_equal_time_the_unet_takes_the_steps_that_fit(monkeypatch, slower, steps):
+    trained = []
+    monkeypatch.setattr(images, "step_time", lambda seed, size: slower)
+    monkeypatch.setattr(
+        images, "denoised", lambda arm, seed, size, steps, shuffled=False: (trained.append(steps) or steps, [])
+    )
+    size = MINE["unet"].tiny | {"steps": 7}
+    found = images.measure_unet("U-Net", 0, size)
+    assert (found["loss"], found["loss in equal time"], found["steps in equal time"]) == (7, steps, steps)
+    assert images.measure_unet("DiT", 0, size)["loss in equal time"] == 7
+    assert len(trained) == (4 if steps == 7 else 5)
+
+
+def test_the_walk_has_the_numbers_of_the_table():
+    table = DOCS.joinpath("explain", "ablations.md").read_text(encoding="utf-8").split("| `unet`")[1].split("| `rnn")[0]
+    equal, longer, timed, shuffled = (
+        dict(re.findall(r"(U-Net|DiT) (−?[\d.]+)", row)) for row in table.strip().split("\n")
+    )
+    walk = tomllib.loads(files("pencil").joinpath("examples", "walks", "002.toml").read_text(encoding="utf-8"))
+    (section,) = (one for one in walk["section"] if "unet" in one.get("labs", ()))
+    said = re.findall(r"\d\.\d+", section["then"])
+    assert said == [equal["U-Net"], equal["DiT"], longer["U-Net"], timed["U-Net"], shuffled["U-Net"]]
+    assert float(shuffled["DiT"].replace("−", "-")) <= 0
 
 
 # recurrent networks

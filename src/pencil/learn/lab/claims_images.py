@@ -182,7 +182,6 @@ def measure_adaln_zero(arm: str, seed: int, size: Size) -> Measured:
 
 DENOISERS = "DiT", "U-Net"
 TIMED_STEPS = 4  # of a measurement of the time
-DRAWS = 4  # of the noise and the time of each held-out digit
 
 
 def denoiser(arm: str, seed: int, size: Size) -> nn.Module:
@@ -217,7 +216,7 @@ def denoised(arm: str, seed: int, size: Size, steps: int, shuffled: bool = False
     losses = train_denoiser(model, arm, seed, size, order, steps)
     model.eval()
     with torch.no_grad():
-        draws = [denoising_loss(model, digit_images()[1], order, generator(seed, i, 3)) for i in range(DRAWS)]
+        draws = [denoising_loss(model, digit_images()[1], order, generator(seed, i, 3)) for i in range(size["draws"])]
     return float(torch.stack(draws).mean()), losses
 
 
@@ -410,6 +409,7 @@ CLAIMS = (
             steps=200,
             times=9,
             rates=(16e-3, 6e-3),
+            draws=4,
         ),
         full=dict(width=64, channels=(28, 52), steps=1000, times=15, rates=(8e-3, 4e-3)),
         tiny=dict(
@@ -421,6 +421,7 @@ CLAIMS = (
             steps=1,
             times=1,
             rates=(1e-3, 1e-3),
+            draws=1,
         ),
         curves=(Curve("loss by step", "step", "training loss (squared error)"),),
         alone=True,

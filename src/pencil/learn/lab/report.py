@@ -108,6 +108,9 @@ def _logarithmic(axes: Any) -> None:
     """A logarithmic y axis with plain numbers at powers of ten; at others only if the range is small."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    low, high = axes.get_ylim()
+    if 0 < low and high < 2 * low:  # it would have one number or none
+        return
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     few = low > 0 and high / low < 100
