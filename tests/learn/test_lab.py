@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pencil import draw
 from pencil.cli.main import main
 from pencil.core.cache import Cache
 from pencil.core.probe import Probe
@@ -24,7 +25,7 @@ from pencil.learn.lab.ablations import post_norm, without_norms, without_positio
 from pencil.learn.lab.claim import Claim, Curve, Prediction
 from pencil.learn.lab.claims_attention import pattern_of, time_next_token
 from pencil.learn.lab.claims_blocks import scaled_gpt
-from pencil.learn.lab.report import table, write_all, write_claim
+from pencil.learn.lab.report import _logarithmic, table, write_all, write_claim
 from pencil.learn.lab.runner import FIRST, Plan, append, as_json, run
 from pencil.learn.lab.training import (
     generator,
@@ -139,6 +140,15 @@ def test_numbers_in_words():
     assert [number(x) for x in (0, 0.5, 1.0, 1.2345, 123.4, 2.5e-7, -3.0e8, 32)] == [
         "0", "0.500", "1", "1.23", "123", "2.5·10⁻⁷", "−3·10⁸", "32",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("high", [1.37, 3.1, 17.0])
+def test_a_logarithmic_axis_has_several_numbers(high):
+    axes = draw.canvas(3, 3).add_subplot()
+    axes.scatter([0, 1], [1, high])
+    _logarithmic(axes)
+    low, top = axes.get_ylim()
+    assert sum(low <= place <= top for place in axes.get_yticks()) >= 2
 
 
 # the engine

@@ -105,11 +105,11 @@ def _curve(axes: Any, curve: Curve, result: Result) -> None:
 
 
 def _logarithmic(axes: Any) -> None:
-    """A logarithmic y axis with plain numbers at powers of ten; at others only if the range is small."""
+    """A logarithmic y axis with plain numbers at powers of ten; at others if the range is small; linear if tiny."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axes.get_ylim()
-    if 0 < low and high < 2 * low:  # it would have one number or none
+    if low > 0 and high < 2 * low:  # a logarithmic axis would have one number, or none
         return
     axes.set_yscale("log")
     low, high = axes.get_ylim()
