@@ -40,7 +40,8 @@ def everything(walk: Walk, screen: Screen, answers: bool = False) -> None:
                 if answers:
                     show_working(question, screen)
             if section.questions and not answers:
-                screen.write(f"What follows is at the end: {_answer(numbers)}.", "dim")
+                answer = _answer(numbers)
+                screen.write(f"{answer.capitalize()} and the rest of this step are at the end.", "dim")
                 covered.append((step, section, numbers))
                 places[f"step {step}"] = f"{_answer(numbers)} (step {step})"
             else:
@@ -212,10 +213,10 @@ def _rest(walk: Walk, section: Section, screen: Screen, places: Mapping[str, str
         screen.write(f"{claim.verdict}{': ' if evidence else ''}{evidence}", CLAIMS[claim.verdict], 4)
         if claim.command:
             screen.write(claim.command, "cyan", 4)
-    if section.corrections:
+    if lines := corrections(section):
         screen.write()
         screen.write("Corrections", "dim")
-    for line in corrections(section):
+    for line in lines:
         screen.write(_plain(line), indent=2)
 
 
@@ -284,8 +285,7 @@ def _compared(compared: Compared, walk: Walk, screen: Screen) -> None:
     if len(numbers) == 1:
         screen.write(f"{head}   {_whole(_one(numbers[0]))}", indent=2)
         return
-    counted = joined((f"{n} {verdict}" for verdict, n in compared.counts.items() if n), ", ")
-    screen.write(f"{head}   {counted}", indent=2)
+    screen.write(f"{head}   {joined(compared.counted.split(', '), ', ')}", indent=2)
     if compared.where and compared.counts["right"] == len(numbers):
         return  # the tensor has the same table
     wrong = compared.counts["right"] < len(numbers)

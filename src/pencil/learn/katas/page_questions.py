@@ -613,7 +613,7 @@ def shapes(seed: int | None, names: Sequence[tuple[str, str]], picture: bool = F
         "shapes",
         "Write the shapes",
         seed,
-        "The size of every axis, in the order of the notation.",
+        f"The size of every axis, as the token ids t have {sizes['B']} × {sizes['T']}, which is B × T.",
         answers,
         lambda: [f"{symbol}: {' × '.join(map(str, shape))}" for symbol, shape in pairs],
         [table("sizes", list(sizes.values()), None, [letters.get(name, name) for name in sizes])],

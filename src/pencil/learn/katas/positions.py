@@ -13,7 +13,7 @@ from ...tracing.receipt_text import format_number
 from .builder import Draws, Maker, Numbers, Work, blanks, heads, mistake, rows, tensor, work
 from .exercise import Question, Table, numbered
 
-DIMS = numbered("dim", 4)
+DIMS = numbered("dim", 4, first=0)  # as a tensor counts them: the even ones have the sines
 DEGREE = math.pi / 180
 
 
@@ -51,7 +51,7 @@ def _encoding(position: int, base: int) -> Question:
     hand = work(encode_by_hand, tensor(position), tensor([1, slow]))
     cells = [("angle 1", "angle[0]"), ("angle 2", "angle[1]"), *((dim, f"encoding[{i}]") for i, dim in enumerate(DIMS))]
     return Question(
-        (Table("divisors", [[1.0, slow]], ["dims 1, 2", "dims 3, 4"]),),
+        (Table("divisors", [[1.0, slow]], ["dims 0, 1", "dims 2, 3"]),),
         f"The sinusoidal encoding of position {position} in 4 dimensions: sin and cos of {position} ÷ 1, then sin and "
         f"cos of {position} ÷ {slow:g} (that is {base}^(2/4)). The angles are in radians.",
         blanks(DIMS, right, 3, hand.roundings("encoding", 3)),
@@ -140,7 +140,7 @@ def _draw_seat_table(d: Draws) -> Numbers:
     }
 
 
-PAIRED = "the paper pairs neighbours, dim 1 with dim 2; LLaMA checkpoints pair halves, dim 1 with dim 3"
+PAIRED = "the paper pairs neighbours, dim 0 with dim 1; LLaMA checkpoints pair halves, dim 0 with dim 2"
 
 
 def rotating(query: list[float], position: float, base: float, adjacent: bool = True) -> Work:
@@ -165,9 +165,9 @@ def _rope(query: list[float], position: int, base: int) -> Question:
     return Question(
         (
             Table("query", [query], DIMS),
-            Table("angle", [angles.round(4).tolist()], ["dims 1, 2", "dims 3, 4"]),
+            Table("angle", [angles.round(4).tolist()], ["dims 0, 1", "dims 2, 3"]),
         ),
-        f"RoPE rotates this query by its position, {position}: dims 1 and 2 are a pair (a, b), dims 3 and 4 another. "
+        f"RoPE rotates this query by its position, {position}: dims 0 and 1 are a pair (a, b), dims 2 and 3 another. "
         f"Each becomes (a·cos θ − b·sin θ, a·sin θ + b·cos θ), θ in radians: the position times 1, and times "
         f"{base}^(−2/4).",
         blanks(DIMS, done["out"], 2, done.roundings("out", 2)),
@@ -175,7 +175,7 @@ def _rope(query: list[float], position: int, base: int) -> Question:
             mistake("rotated backwards", "The first of a pair loses b·sin θ, the second gains a·sin θ.", back),
             mistake(
                 "halves paired",
-                "Neighbours are a pair here, dim 1 with dim 2; dim 1 with dim 3 is the convention of LLaMA "
+                "Neighbours are a pair here, dim 0 with dim 1; dim 0 with dim 2 is the convention of LLaMA "
                 "checkpoints.",
                 halves,
             ),

@@ -181,9 +181,8 @@ def _comparisons(comparisons: Sequence[Compared], walk: Walk) -> Iterable[str]:
         yield '<p class="dim">Printed, and below it the right number where the printed one is not right</p>'
     for one in comparisons:
         named = "" if one.name == one.formula else f"{one.name} = "
-        counted = ", ".join(f"{n} {verdict}" for verdict, n in one.counts.items() if n)
         same = f", as <code>{_text(one.where)}</code>" if one.where else ""
-        yield f"<p>{_line(walk, one.line)}<code>{_text(named + one.formula)}</code>{same} · {counted}</p>"
+        yield f"<p>{_line(walk, one.line)}<code>{_text(named + one.formula)}</code>{same} · {one.counted}</p>"
         if one.where and set(one.counts.values()) == {0, one.counts[RIGHT]}:
             continue  # the tensor has the same table
         rows = "".join("<tr>" + "".join(map(_number, row)) + "</tr>" for row in one.rows)

@@ -48,6 +48,14 @@ class Compared:
         verdicts = [number.verdict for row in self.rows for number in row]
         return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
+    @property
+    def counted(self) -> str:
+        """How many of each kind, in words; the numbers of a shape are sizes."""
+        found = [(n, verdict) for verdict, n in self.counts.items() if n]
+        if self.formula.startswith("shape("):
+            return ", ".join(f"{n} size{'s' * (n > 1)} {verdict}" for n, verdict in found)
+        return ", ".join(f"{n} {verdict}" for n, verdict in found)
+
 
 @dataclass(frozen=True)
 class Unfolded:
@@ -127,9 +135,16 @@ class Walk:
         masked = any(grid.masked for section in self.sections for one in section.shown for grid in one.grids)
         listed = self.number in documents() and any(section.corrections for section in self.sections)
         return [
+            "Above a table: the document's symbol, Pencil's name, axes with their sizes (h 2: two heads), formula."
+            * bool(letters),
             f"Axes: {' · '.join(letters)}." * bool(letters),
-            "Indices begin at 0." * any(section.shown for section in self.sections),
+            "Indices and table headings such as h 0 begin at 0; names such as token 1 and A_1 count from 1."
+            * any(section.shown for section in self.sections),
             f"A masked token has the score −∞ and the weight 0, written {MASKED} in the tables." * masked,
+            "pencil why computes one number again; recorded is the model's own. pencil show prints what no table has."
+            * any(section.unfolded for section in self.sections),
+            "Claims: shown, a computation confirms it; wrong, it contradicts it; not shown, arithmetic cannot tell."
+            * any(section.claims for section in self.sections),
             "Corrections are numbered as in docs/project/seeds.md." * listed,
         ]
 
@@ -142,9 +157,8 @@ class Walk:
 
 
 def corrections(section: Section) -> list[str]:
-    """The corrections in lines; those that a claim says too by their numbers alone."""
-    lines = [f"{number}. {words}" for number, words in section.corrections if number not in section.repeats]
-    return [*lines, f"{', '.join(map(str, section.repeats))}: as the claims above say"] if section.repeats else lines
+    """The corrections in lines, without those that a claim says too."""
+    return [f"{number}. {words}" for number, words in section.corrections if number not in section.repeats]
 
 
 def grouped(sections: Sequence[Any]) -> list[list[Any]]:
