@@ -3,8 +3,8 @@
 A module declares each value it names in `NAMES` (axes, symbol, formula); a name that ends in ? is fired by some models
 only. A formula is a template: ⟨ + b₁⟩ stays only where all its symbols are known; {a|b} is the first alternative whose
 symbols are known, and {Q₀? a|b} is a only where Q₀ is known too. `FACTS` of a module are words known to it and to all
-within it. `INPUTS` are the symbols of what the model is given. Norm_attn is written as the module attn_norm calls
-itself. In a block, Xˡ⁻¹ is its input and Xˡ its output; Xᴸ is the last block's output.
+within it. `INPUTS` are the symbols of what the model is given, and `INPUT_AXES` its axes. Norm_attn is written as the
+module attn_norm calls itself. In a block, Xˡ⁻¹ is its input and Xˡ its output; Xᴸ is the last block's output.
 
 A formula is composed from what was computed. A module declares a template: ⟨ + b₁⟩ stays where b₁ is known to it, {a|b}
 is the first alternative that is. What is known are the names that were fired and the weights that exist, so a formula

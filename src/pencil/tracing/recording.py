@@ -157,6 +157,9 @@ class TracedModel:
         for name, symbol in getattr(self.model, "INPUTS", {}).items():
             if (name := f"given.{name}" if name in self.declared else name) in tape.names:
                 tape.nodes[tape.names[name]].symbol = symbol
+        for name, axes in getattr(self.model, "INPUT_AXES", {}).items():
+            if name in tape.names:
+                tape.nodes[tape.names[name]].axes = axes
         for name, symbol in self.symbols.items():
             if name in tape.names:
                 tape.nodes[tape.names[name]].symbol = stored(self.model, name, symbol)

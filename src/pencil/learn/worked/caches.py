@@ -34,12 +34,13 @@ class SmallerCaches(nn.Module):
         "restored_values": ("B S d", "V̂", "V_8·s_V"),
         "window_keys": ("B W d", "K_w", "the last 2 of K"),
         "window_values": ("B W d", "V_w", "the last 2 of V"),
-        "key_pages": ("P p d", "K_page", "page π of every two keys"),
-        "value_pages": ("P p d", "V_page", "page π of every two values"),
+        "key_pages": ("P p d", "K_page", "keys in pairs, each in its page π"),
+        "value_pages": ("P p d", "V_page", "values in pairs, each in its page π"),
         "read_keys": ("B S d", "K", "K_page in the order π"),
         "read_values": ("B S d", "V", "V_page in the order π"),
     }
     INPUTS = {"query": "q", "keys": "K", "values": "V", "page_table": "π"}
+    INPUT_AXES = {"query": "B T d", "keys": "B S d", "values": "B S d"}
 
     def __init__(self):
         super().__init__()

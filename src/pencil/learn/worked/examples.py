@@ -84,6 +84,7 @@ class TagAttention(nn.Module):
 
     NAMES = {name: Attention.NAMES[name] for name in ("raw_scores", "scores", "pattern", "z")}
     INPUTS = {"want": "Q", "have": "K", "give": "V"}
+    INPUT_AXES = {"want": "B h T d", "have": "B h S d", "give": "B h S d"}
 
     def forward(self, want: Tensor, have: Tensor, give: Tensor, probe: Probe = OFF) -> Tensor:
         return probe("z", attend(want, have, give, probe=probe))
@@ -109,8 +110,9 @@ def soft_lookup() -> LiveTrace:
 class Stamps(nn.Module):
     """The sinusoidal embedding of each position, added to the row that stands there."""
 
-    NAMES = {"out": ("B T D", "x + P", "x + P")}
+    NAMES = {"out": ("B T D", "x′", "x + P")}
     INPUTS = {"strip": "x"}
+    INPUT_AXES = {"strip": "B T D"}
 
     def __init__(self):
         super().__init__()
@@ -132,12 +134,13 @@ class TameOneStrip(nn.Module):
 
     NAMES = {
         "middle": ("B T 1", "μ", "mean(x)"),
-        "differences": ("B T D", "x − μ", "x − μ"),
+        "differences": ("B T D", "Δ", "x − μ"),
         "average_square": ("B T 1", "σ²", "mean((x − μ)²)"),
         "x_n": ("B T D", "x_n", "(x − μ)/√(σ² + ε)"),
         "out": ("B T D", "LN(x)", "γ·x_n + β"),
     }
     INPUTS = {"strip": "x"}
+    INPUT_AXES = {"strip": "B T D"}
     WEIGHTS = {"norm.weight": "γ", "norm.bias": "β"}
 
     def __init__(self):
@@ -280,6 +283,7 @@ class OneAndMany(nn.Module):
 
     SYMBOLS = {path: {"X_q": "X", "X_kv": "X"} for path in ("one", "many")}
     INPUTS = {"x": "X"}
+    INPUT_AXES = {"x": "B T D"}
 
     def __init__(self):
         super().__init__()
@@ -359,6 +363,7 @@ class Conditioned(nn.Module):
 
     NAMES = {"condition": ("B D", "c", "c_t")}
     INPUTS = {"timestep": "t", "x": "X"}
+    INPUT_AXES = {"x": "B T D"}
     SYMBOLS = {"block": {"Xˡ⁻¹": "X", "Xˡ": "X_out"}}
 
     def __init__(self, block: Callable[..., nn.Module]):
