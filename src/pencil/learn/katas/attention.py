@@ -274,7 +274,7 @@ def _weighted(queries: Rows, keys: Rows, values: Rows, row: int) -> Question:
             vectors("values (V)", values),
         ),
         f"The output of attention for token {row + 1}: the sum of all values, each times its weight in the row of "
-        f"token {row + 1}, rounded as here or not. Dimension by dimension?",
+        f"token {row + 1}. Dimension by dimension?",
         (done, hand),
         ("z", row, dims, 3),
         (

@@ -388,8 +388,8 @@ def score_cost(seed: int | None) -> Question:
         "score-cost",
         "What QKᵀ costs",
         seed,
-        f"{tokens} tokens, d_k = {width}: how many thousand million (10⁹) multiply-adds does Q Kᵀ take in one head? "
-        f"And with twice as many tokens, how many times as many?",
+        f"{tokens} tokens, d_k = {width}: how many multiply-adds does Q Kᵀ take in one head, in 10⁹? And with twice as "
+        f"many tokens, how many times as many?",
         numbers(("10⁹ multiply-adds", products / 1e9, 2), ("times", 4, 0)),
         lambda: [f"{tokens}·{tokens}·{width} = {products:,} multiply-adds", "2²·n²·d_k: 4 times"],
     )
