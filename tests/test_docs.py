@@ -22,11 +22,14 @@ from PIL import Image
 from conftest import unchecked
 from foreign import MAKERS
 from pencil.cli.main import main
+from pencil.learn.walks.data import document as walk_document
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_HERE = [page for page in PAGES if page.name != "extend.md"]  # whose commands need its code: tests/test_extend.py
-PROMPT = re.compile(r"^\S+ → \S+: (.*)\n", re.M)  # an answer typed in a transcript; over a pipe there are no prompts
+PROMPT = re.compile(
+    r"^\S[\w ]* → [\w ]*\S: (.*)\n", re.M
+)  # an answer typed in a transcript; over a pipe there are no prompts
 MARK = re.compile(r"#.*needs (a GPU|a network)")
 # the other verbs need more words
 ALONE = {"pencil kata", "pencil lab", "pencil demo", "pencil doctor", "pencil explore"}
@@ -49,10 +52,17 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
 
 
+NAMED = re.compile(r"^`([\w-]+\.toml)`:\n\n```toml\n(.*?)```", re.M | re.S)  # a file, and what is in it
+
+
 def write_file(page: Path, words: list[str]) -> None:
-    """A csv or toml block is the file that the command in the next block names."""
-    found = blocks(page)
+    """A csv or toml block is the file that the command in the next block names, unless its own name stands above it."""
+    found, named = blocks(page), dict(NAMED.findall(page.read_text(encoding="utf-8")))
+    for name, text in named.items():
+        Path(name).write_text(text, encoding="utf-8")
     for (language, text), (_, after) in pairwise(found):
+        if text.strip() in map(str.strip, named.values()):
+            continue
         names = [word for word in words if language in ("csv", "toml") and word.endswith(f".{language}")]
         if names and after.startswith(f"$ {shlex.join(['pencil', *words])}\n"):
             Path(names[0]).write_text(text, encoding="utf-8")
@@ -122,6 +132,12 @@ def sandbox(tmp_path_factory):
     (folder / "reviews.csv").write_text("id;review;stars\n" + "".join(marked))
     mnist(folder / "mnist", rng)
     corpus_and_shards(folder, rng)
+    walk = ROOT / "docs" / "teach" / "write-a-walk.md"
+    for name, text in NAMED.findall(walk.read_text(encoding="utf-8")):
+        (folder / name).write_text(text, encoding="utf-8")
+    for name, walked in (("post.md", str(folder / "two-words.toml")), ("vit-by-hand.md", "004")):
+        headings = [section.heading for section in walk_document(walked).sections]
+        (folder / name).write_text("\n\nText.\n\n".join(headings), encoding="utf-8")
     return folder
 
 

@@ -57,7 +57,13 @@ DRAWN = "vit-4x4", "vit-text", "mha-demo", "kv-cache", "adaln"  # the others are
     "name", [name if name in DRAWN else pytest.param(name, marks=pytest.mark.long) for name in EXAMPLES]
 )
 def test_every_example_can_be_drawn(name):
-    assert opened(attention_heatmaps.attention(traced(f"example:{name}"))).std() > 5
+    """One without attention is refused, with the option that chooses another tensor."""
+    found = traced(f"example:{name}")
+    if any(one.endswith("pattern") for one in found.names):
+        assert opened(attention_heatmaps.attention(found)).std() > 5
+    else:
+        with pytest.raises(UserError, match="no attention pattern; choose a tensor to draw by --of"):
+            attention_heatmaps.attention(found)
 
 
 def test_the_heat_maps_hold_the_values_of_the_trace(figures):
