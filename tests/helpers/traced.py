@@ -175,9 +175,10 @@ def wrong(graph, count=CELLS, seed=0):
 def recorded(graph, node, flat):
     """What the tensor itself held: of a move too, whose numbers the graph would find elsewhere.
 
-    Between two writes into shared memory there is a node of how a view was, but no tensor that was so.
+    Between two writes into shared memory there is a node of how a view was, but no tensor that was so. What only moves is
+    not kept where its memory was written later.
     """
-    if not isinstance(graph, Tape) or graph.nodes[node].op == "update":
+    if not isinstance(graph, Tape) or graph.values[node] is None:
         return graph.cells(node, flat)
     value = graph.values[node].detach().resolve_conj().cpu().reshape(-1)[torch.from_numpy(np.asarray(flat))]
     return value.to(torch.complex128 if value.is_complex() else torch.float64).numpy()

@@ -173,6 +173,8 @@ def label(n: Node, index: Sequence[int]) -> str:
         return address(n.name, index)
     shown = [i for i, letter in zip(index, letters, strict=True) if letter not in ("B", "h", "g", "1")]
     symbol = n.symbol.split(" = ")[0]  # a tensor with two names has two symbols
+    if not index:
+        return symbol
     return f"{symbol}[{','.join(map(str, shown))}]"
 
 

@@ -189,7 +189,7 @@ class TracedModel:
         return inputs, {n: ready[f"given.{n}" if f"given.{n}" in ready else n] for n in self.keywords}
 
     @contextmanager
-    def taped(self, tape: Tape, lazy: bool) -> Iterator[None]:
+    def taped(self, tape: Tape, lazy: bool, gradients: bool = False) -> Iterator[None]:
         """The tape on, opaque fast routes off, every module's path known; all as it was afterwards."""
         fast = torch.backends.mha.get_fastpath_enabled()
         with ExitStack() as stack:
@@ -200,7 +200,7 @@ class TracedModel:
                 for handle in self._hooks(tape, outermost_blocks(self.model) if lazy else {}):
                     stack.callback(handle.remove)
             stack.enter_context(torch.inference_mode(False))  # in it operations come whole
-            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.enable_grad() if gradients else torch.no_grad())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(tape)
             yield

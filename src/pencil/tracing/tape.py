@@ -155,11 +155,14 @@ class Tape(TorchDispatchMode, Graph):
 
     # ---- names
 
-    def name(self, value: Tensor, name: str, named: bool = True) -> None:
-        """Call the node of this tensor by a name, if the tape knows it."""
+    def name(self, value: Tensor, name: str, named: bool = True) -> str | None:
+        """Call the node of this tensor by a name; returns the name it has, with a number if another has it already."""
         if self.paused or not isinstance(value, Tensor):
-            return
-        node = self.node_of(value)
+            return None
+        return self.name_node(self.node_of(value), name, named)
+
+    def name_node(self, node: int, name: str, named: bool = True) -> str:
+        """Call a node by a name."""
         while name in self.names and self.names[name] != node:
             count = self.counts[name] = self.counts.get(name, 1) + 1
             name = f"{name.split('#')[0]}#{count}"
@@ -170,6 +173,7 @@ class Tape(TorchDispatchMode, Graph):
         elif named and name != n.name and name not in n.also:
             n.also += (name,)
         n.named |= named
+        return name
 
     def fire(self, name: str, value: Tensor) -> Tensor:
         """Name a value as the model itself names it; the value after its edit."""
@@ -396,12 +400,8 @@ class Tape(TorchDispatchMode, Graph):
         target, name = arguments[written[0]], written[0]
         plain = op.removesuffix("_")
         old, memory = inputs[name], memory_of(target)
+        self._set_aside(memory)
         with off():
-            for node in self.sharing.pop(memory, []):
-                value = self.values[node]
-                if value is not None and memory_of(value) == memory:
-                    self.values[node] = value.clone()
-                    self._arrays.pop(node, None)  # it was a view of that memory
             out = func(**arguments)
         node = self._append(Node(self.fresh(plain), plain, "", tuple(target.shape), old.dtype), target.detach())
         self.sharing.setdefault(memory, []).append(node)
@@ -410,6 +410,16 @@ class Tape(TorchDispatchMode, Graph):
         self.changes.setdefault(memory, []).append((node, target))
         self.of[id(target)] = (node, len(self.changes[memory]))
         return out
+
+    def _set_aside(self, memory: int) -> None:
+        """Copy what was recorded of this memory, which is about to be written."""
+        with off():
+            for node in self.sharing.pop(memory, []):
+                value = self.values[node]
+                if value is not None and memory_of(value) == memory:
+                    # what only moves is read where its values came from
+                    self.values[node] = None if self.nodes[node].moves else value.clone()
+                    self._arrays.pop(node, None)  # it was a view of that memory
 
     # ---- blocks left closed
 

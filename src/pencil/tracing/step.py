@@ -1,0 +1,216 @@
+"""A training step as a trace: `trace_step(model, loss, batch, optimizer)` for any module, loss and batch.
+
+    t = trace_step(model, loss, (inputs, targets), torch.optim.AdamW(model.parameters()))
+    t.grad["blocks.0.attn.pattern"][0, 1, 2, 0].why()
+    t.new["head.weight"][3, 4].why()
+
+Model and optimizer are afterwards as they were: the trace has the weights after the step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import UserError
+from .recording import EveryValue, TracedModel, parameters_and_buffers
+from .step_tape import CLIPPED, GRADIENT, LOG_PROBABILITIES, NEW, PROBABILITIES, StepTape
+from .trace import Trace, View
+
+Loss = Callable[..., Tensor]
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+DESCRIBED = ("SGD", "Adam", "AdamW", "Muon")
+
+
+class Named:
+    """The tensors of a trace whose names begin alike, by the rest of the name."""
+
+    def __init__(self, trace: Trace, prefix: str):
+        self.trace, self.prefix = trace, prefix
+
+    def __getitem__(self, name: str) -> View:
+        return self.trace[self.prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self.prefix) for name in self.trace.names if name.startswith(self.prefix))
+
+    def __repr__(self) -> str:
+        return f"<{len(list(self))} tensors whose names begin with {self.prefix}>"
+
+
+class StepTrace(Trace):
+    """A trace of a training step: `t.grad[name]` is ∂L/∂ of a value or parameter, `t.new[name]` one after the step."""
+
+    graph: StepTape
+
+    def __init__(self, tape: StepTape, loss: float, labels: Any = None, facts: Any = None):
+        super().__init__(tape, labels, facts)
+        self.loss = loss
+
+    def edit(self, where: str, value: Any) -> Trace:
+        """Refused: other numbers would be another step."""
+        raise UserError(f"{where} cannot be changed in a training step, which is recorded as it is: trace another one")
+
+    def contributions(self, cell: str, against: str | int | None = None) -> Any:
+        """Refused: they are of a forward pass."""
+        raise UserError("contributions are of a forward pass, and this is a training step: leave --contributions out")
+
+    @property
+    def grad(self) -> Named:
+        return Named(self, GRADIENT)
+
+    @property
+    def new(self) -> Named:
+        return Named(self, NEW)
+
+
+def trace_step(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    optimizer: Optimizers = None,
+    *,
+    clip: float | None = None,
+    training: bool = False,
+    labels: Any = None,
+) -> StepTrace:
+    """Record one training step: every gradient and every new weight with its receipt.
+
+    `loss(model, *batch)` is the loss of a batch, a tuple of tensors (or one tensor); a list of batches is accumulated,
+    each with the same weight. `clip` is the largest norm of all gradients together. Dropout is off, unless `training`.
+    Without an optimizer the trace ends with the gradients.
+    """
+    batches = batch if isinstance(batch, list) else [batch]
+    if not batches:
+        raise UserError("there is no batch: give a tuple of tensors, or a list of such tuples")
+    batches = [one if isinstance(one, tuple) else (one,) for one in batches]
+    optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    check_optimizers(optimizers)
+    total = 0.0
+    with recorded_step(model, optimizers, training) as tape:
+        for i, one in enumerate(batches):
+            for j, tensor in enumerate(one):
+                if isinstance(tensor, Tensor):
+                    name = f"batch.{j}" if len(batches) == 1 else f"batch.{i}.{j}"
+                    tape.leaf_names.setdefault(id(tensor), ([], "input"))[0].append(name)
+        for one in batches:
+            value = loss(model, *one)
+            check_loss(value)
+            value = value / len(batches) if len(batches) > 1 else value
+            tape.check_graph(value)
+            tape.name(value, "loss")
+            value.backward()
+            total += float(value.detach())
+        tape.path = ""
+        if clip is not None:
+            reached = [p for p in tape.parameters if p.grad is not None]
+            tape.name(nn.utils.clip_grad_norm_(reached, clip, foreach=False), "grad_norm")
+        for one in optimizers:
+            one.step()
+        tape.name_parameter_gradients(tape.parameters)
+    return StepTrace(tape, total, labels)
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse what has no gradient."""
+    if not isinstance(loss, Tensor) or loss.ndim:
+        given = f"of shape {'×'.join(map(str, loss.shape))}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise UserError(f"the loss is {given}, and gradients are of one number: give its mean or its sum")
+    if not loss.requires_grad:
+        raise UserError("the loss does not depend on any parameter that needs a gradient")
+    if not bool(loss.detach().isfinite()):
+        raise UserError(f"the loss is {float(loss.detach())}, so there is no gradient to follow")
+
+
+def check_optimizers(optimizers: Sequence[Any]) -> None:
+    """Refuse an optimizer whose update has no receipt."""
+    for optimizer in optimizers:
+        if not any(kind.__name__ in DESCRIBED for kind in type(optimizer).__mro__):
+            known = f"{', '.join(DESCRIBED[:-1])} and {DESCRIBED[-1]}"
+            raise UserError(f"the update of {type(optimizer).__name__} is not described: {known} are")
+
+
+@contextmanager
+def recorded_step(model: nn.Module, optimizers: Sequence[Any], training: bool = False) -> Iterator[StepTape]:
+    """A tape that is on for one step of these optimizers; model and optimizers are afterwards as they were."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError("this model has no parameters that need gradients")
+    if device := next((p.device for p in model.parameters() if p.device.type != "cpu"), None):
+        raise UserError(f"a step is recorded on a CPU, and this model is on {device}: give model.cpu()")
+    traced = TracedModel(model, (), {}, {})
+    tape = StepTape(traced.model, optimizers)
+    for name, leaf in parameters_and_buffers(traced.model).items():
+        tape.leaf_names.setdefault(id(leaf), ([], "weight"))[0].append(name)
+    gradients = {p: p.grad for p in tape.parameters}
+    states = [(optimizer, {p: dict(state) for p, state in optimizer.state.items()}) for optimizer in optimizers]
+    try:
+        for p in tape.parameters:
+            p.grad = None
+        with _taped(traced, tape, training):
+            yield tape
+    finally:
+        tape.restore()
+        for p, gradient in gradients.items():
+            p.grad = gradient
+        for optimizer, state in states:
+            optimizer.state.clear()
+            optimizer.state.update(state)
+    traced.explain(tape)
+    describe_gradients(tape)
+
+
+@contextmanager
+def _taped(traced: TracedModel, tape: StepTape, training: bool) -> Iterator[None]:
+    """The tape on, with gradients; fused routes off, every module's path known; all as it was afterwards."""
+    with ExitStack() as stack:
+        if traced.probed:
+            probe = EveryValue(tape.fire)
+            hook = traced.model.register_forward_pre_hook(
+                lambda module, args, kwargs: (args, {**kwargs, "probe": probe}), with_kwargs=True
+            )
+            stack.callback(hook.remove)
+        stack.enter_context(tape.watching())
+        stack.enter_context(traced.taped(tape, lazy=False, gradients=True))
+        if training:
+            traced.model.train()  # until `taped` ends
+        yield
+
+
+def describe_gradients(tape: StepTape) -> None:
+    """The symbol and axes of each gradient and each new weight: those of what it is of."""
+    _describe_loss(tape)
+    for name, node in list(tape.names.items()):
+        prefix, _, of = name.partition(":")
+        n = tape.nodes[node]
+        # what nobody named has a name too, of the operation that made it
+        if f"{prefix}:" not in _WRITTEN or not n.named or name not in (n.name, *n.also) or of not in tape.names:
+            continue
+        forward = tape.nodes[tape.names[of]]
+        n.axes = forward.axes
+        if symbol := forward.symbol.split(" = ")[0]:
+            n.symbol = n.symbol or _WRITTEN[f"{prefix}:"].format(symbol)
+
+
+def _describe_loss(tape: StepTape) -> None:
+    """The symbols of the loss, and of the probabilities, whose axes are those of the logits."""
+    nodes = {name: tape.nodes[node] for name, node in tape.names.items() if name in (*_LOSS, "logits")}
+    for name, (symbol, formula) in _LOSS.items():
+        if name in nodes and not nodes[name].symbol:
+            nodes[name].symbol, nodes[name].formula = symbol, formula
+    logits = nodes.get("logits")
+    if logits is None or len(letters := logits.axes.split()) != len(logits.shape):
+        return
+    for name in (PROBABILITIES, LOG_PROBABILITIES):
+        if name in nodes and nodes[name].shape == logits.shape[-2:] and logits.size == nodes[name].size:
+            nodes[name].axes = " ".join(letters[-2:])  # of one example
+
+
+_WRITTEN = {GRADIENT: "∂L/∂{}", CLIPPED: "clipped ∂L/∂{}", NEW: "new {}"}
+_LOSS = {
+    PROBABILITIES: ("p", "softmax(Z)"),
+    LOG_PROBABILITIES: ("ln p", "ln softmax(Z)"),
+    "loss": ("L", ""),
+    "grad_norm": ("‖g‖", "√(Σ g²)"),
+}

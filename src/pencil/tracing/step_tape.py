@@ -1,0 +1,277 @@
+"""A tape that records a whole training step: forward, loss, backward, clipping and the optimizer's update.
+
+On a CPU autograd runs in the thread that calls it, so the tape sees every operation of the backward pass as it sees
+those of the forward pass. Names go along: where a value has a name, its gradient has the same one after "grad:".
+
+    grad:NAME      ∂L/∂ of a named value or a parameter, summed over all that it was used for
+    clipped:NAME   the gradient of a parameter after clipping, where that changed it
+    old:NAME.KEY   what the optimizer remembers of a parameter before the step
+    new:NAME       a parameter after the step; new:NAME.KEY what the optimizer remembers of it
+
+An operation after the loss that has no rule is a leaf: its value is recorded, and `undescribed` says which it was.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import UserError
+from .backward_rules import accumulated, adam, cells, first_moment, placed, second_moment
+from .graph import Node
+from .rules import P, row_major, step
+from .tape import Tape, dtype_of, memory_of, off
+
+GRADIENT, CLIPPED, OLD, NEW = "grad:", "clipped:", "old:", "new:"
+PROBABILITIES, LOG_PROBABILITIES = "probabilities", "log_probabilities"
+
+
+class StepTape(Tape):
+    """Records a step of these optimizers on this model, however the step is made.
+
+    `parameters` are those that need gradients, by one name each.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()):
+        super().__init__()
+        self.parameters: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self.optimizers = list(optimizers)
+        self.undescribed: dict[str, str] = {}  # operation without a rule -> the name of its first value
+        self._after_loss = False
+        self._made_at: dict[int, str] = {}  # number of an autograd node -> the module in which it was made
+        self._gradients: dict[Tensor, int] = {}  # parameter -> the node of its gradient, as it was last added to
+        self._zeros: dict[str, int] = {}  # dtype -> the node of a zero
+        self._first_number = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """A context in which the tape hears of every gradient and of the optimizers' steps."""
+        self._first_number = _next_number()
+        handles = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self.parameters]
+        for optimizer in self.optimizers:
+            handles.append(optimizer.register_step_pre_hook(self._before_update))
+            handles.append(optimizer.register_step_post_hook(self._after_update))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    # ---- names
+
+    def name(self, value: Tensor, name: str, named: bool = True) -> str | None:
+        """Name a value, and its gradient when the backward pass reaches it."""
+        full = super().name(value, name, named)
+        if full is not None and named and torch.is_grad_enabled() and value.requires_grad and not value.is_leaf:
+            value.register_hook(lambda gradient: self._name_gradient(gradient, full))
+        return full
+
+    def _name_gradient(self, gradient: Tensor, name: str) -> Tensor:
+        """The gradient with its name: as a view, if it has one already.
+
+        A sum passes one tensor on to all its operands, and each of their gradients is to have a node of its own.
+        """
+        if self.nodes[self.node_of(gradient)].named:
+            gradient = gradient.view_as(gradient)
+        super().name(gradient, GRADIENT + name)
+        return gradient
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self._gradients[parameter] = self.node_of(parameter.grad)
+
+    def name_parameter_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Name the gradients of parameters, as the backward pass left them, and as clipping did."""
+        for parameter in parameters:
+            node = self._gradients.pop(parameter, None)
+            if node is None or parameter.grad is None:
+                continue
+            name = self.parameters[parameter]
+            self.name_node(node, GRADIENT + name)
+            clipped = self.node_of(parameter.grad)
+            if clipped != node:
+                self.name_node(clipped, CLIPPED + name)
+
+    def _own_parameters(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+        own = {p for group in optimizer.param_groups for p in group["params"]}
+        return [p for p in self.parameters if p in own]
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        own = self._own_parameters(optimizer)
+        self.path = ""
+        self.name_parameter_gradients(own)
+        if isinstance(left_out := getattr(optimizer, "found_inf", None), Tensor):
+            self.name(left_out, "left_out")  # 1 where an update is not made, since it is not finite
+        for p in own:
+            for key, value in state_tensors(optimizer, p).items():
+                self.leaf_names.setdefault(id(value), ([f"{OLD}{self.parameters[p]}.{key}"], "weight"))
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for p in self._own_parameters(optimizer):
+            self.name(p, NEW + self.parameters[p])
+            for key, value in state_tensors(optimizer, p).items():
+                if key != "step":  # it is another number for every parameter, always the same
+                    self.name(value, f"{NEW}{self.parameters[p]}.{key}")
+
+    # ---- operations
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.paused or func.namespace != "aten":
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        running = torch._C._current_autograd_node()
+        if running is not None:
+            self._after_loss = True
+            self.path = GRADIENT + self._made_at.get(running._sequence_nr(), "")  # pyright: ignore
+        else:
+            if self.path.startswith(GRADIENT):
+                self.path = ""
+            # the first operation after an autograd node was made is that node's own; later ones may have no gradient
+            self._made_at.setdefault(_next_number() - 1, self.path)
+        op = func._schema.name.split("::")[1]
+        if op.startswith("_foreach_"):
+            return self._one_by_one(op, args, kwargs or {})
+        if op in ("_fused_adamw_", "_fused_adam_"):
+            return self._fused_adam(func, args, kwargs or {})
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if op == "_log_softmax" and running is None and not self.path:
+            # of a loss outside the model: its steps have the names that they have in a trace with targets
+            with self:
+                self.name(out.exp(), PROBABILITIES)
+            self.name(out, LOG_PROBABILITIES)
+        return out
+
+    def _one_by_one(self, op: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operation on lists of tensors, tensor by tensor: on a CPU that is what the kernel does."""
+        plain = op.removeprefix("_foreach_")
+        each = getattr(torch.ops.aten, {"norm": "linalg_vector_norm"}.get(plain, plain))
+        args, kwargs = list(args), dict(kwargs)
+        if plain.startswith("addc") and len(args) == 4:
+            kwargs["value"] = args.pop()  # by position only where it is a list's
+
+        def one(argument: Any, i: int) -> Any:
+            return argument[i] if isinstance(argument, list | tuple) else argument
+
+        with self:
+            results = [
+                each(*(one(a, i) for a in args), **{name: one(value, i) for name, value in kwargs.items()})
+                for i in range(len(args[0]))
+            ]
+        return None if op.endswith("_") else results
+
+    def _fused_adam(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """AdamW or Adam in one kernel: three tensors are written for each parameter."""
+        decoupled = func._schema.name == "aten::_fused_adamw_"
+        arguments = func._schema.arguments
+        options = {a.name: a.default_value for a in arguments} | kwargs
+        options |= {a.name: value for a, value in zip(arguments, args, strict=False)}
+        if options["amsgrad"] or options["maximize"] or not isinstance(options["lr"], float):
+            raise UserError("Adam with amsgrad, with maximize or with a tensor as its rate has no receipt yet")
+        lists = [options[name] for name in ("self", "grads", "exp_avgs", "exp_avg_sqs", "state_steps")]
+        before = [[self.node_of(t) for t in tensors] for tensors in zip(*lists, strict=True)]
+        if options.get("found_inf") is not None and float(options["found_inf"]):
+            return  # an update that is left out changes nothing
+        for tensor in (*lists[0], *lists[2], *lists[3]):
+            self._set_aside(memory_of(tensor))
+        with off():
+            func(*args, **kwargs)
+        for (p, _, m, v, _), nodes in zip(zip(*lists, strict=True), before, strict=True):
+            here = row_major(p.shape)
+            weight, gradient, old_m, old_v = (cells(node, here) for node in nodes[:4])
+            steps = cells(nodes[4], [0] * len(here))
+            if options["weight_decay"] and not decoupled:
+                gradient = step("g + λw", gradient + options["weight_decay"] * weight)
+            m_now = cells(self._written(m, "adam.m", first_moment(old_m, gradient, options)), here)
+            v_now = cells(self._written(v, "adam.v", second_moment(old_v, gradient, options)), here)
+            self._written(p, "adam", adam(weight, m_now, v_now, steps, options, decoupled))
+
+    def _written(self, target: Tensor, op: str, plan: P) -> int:
+        """The node of a tensor that was written in place, whose plan is known."""
+        memory = memory_of(target)
+        node = self._append(
+            Node(self.fresh(op), op, "update", tuple(target.shape), dtype_of(target), tuple(plan)), target.detach()
+        )
+        self.sharing.setdefault(memory, []).append(node)
+        self.changes.setdefault(memory, []).append((node, target))
+        self.of[id(target)] = (node, len(self.changes[memory]))
+        return node
+
+    def _describe(self, node: int, func: Any, op: str, inputs: dict[str, Any], arguments: Any, i: int, me: int) -> None:
+        n = self.nodes[node]
+        try:
+            if op in ("slice_backward", "select_backward") and arguments.get("step", 1) == 1:
+                n.kind, n.plan = "move", self._placed(n, op, inputs, arguments)
+            elif op in ("index_put", "_unsafe_index_put", "_index_put_impl") and arguments.get("accumulate"):
+                n.kind, n.plan = "gradient", self._accumulated_at(n, inputs, arguments)
+            else:
+                super()._describe(node, func, op, inputs, arguments, i, me)
+        except UserError:
+            if not self._after_loss:
+                raise
+            n.kind, n.plan = "undescribed", None
+            self.undescribed.setdefault(op, n.name)
+
+    def _placed(self, n: Node, op: str, inputs: dict[str, Any], arguments: Any) -> Any:
+        dim, one = arguments["dim"] % len(n.shape), op == "select_backward"
+        begin = arguments["index"] if one else arguments["start"]
+        begin = max(0, begin + n.shape[dim] if begin < 0 else begin)
+        if n.dtype not in self._zeros:
+            self._zeros[n.dtype] = self._add(torch.zeros((), dtype=getattr(torch, n.dtype)), "zero", "constant", 0)
+        return placed(inputs["grad_output"], self._zeros[n.dtype], dim, begin, one, n.shape)
+
+    def _accumulated_at(self, n: Node, inputs: dict[str, Any], arguments: Any) -> Any:
+        indices, values = arguments["indices"], inputs["values"]
+        axes = [axis for axis, index in enumerate(indices) if index is not None]
+        indexed = slice(axes[0], axes[-1] + 1)
+        if len(axes) != axes[-1] + 1 - axes[0] or any(
+            index.dtype == torch.bool for index in indices if index is not None
+        ):
+            raise UserError("values added at places of axes that are not neighbours have no receipt yet")
+        inside = n.shape[indexed]
+        with off():
+            places = torch.arange(prod(inside)).reshape(inside)[tuple(indices[indexed])]
+        if values.shape != (*n.shape[: indexed.start], *places.shape, *n.shape[indexed.stop :]):
+            raise UserError("one value added at several places has no receipt yet")
+        node = self._add(places.contiguous(), "places", "constant", None)
+        return tuple(accumulated(inputs["self"], node, places.numel(), values, n.shape, indexed))
+
+    # ---- what came before, and after
+
+    def check_graph(self, loss: Tensor) -> None:
+        """Refuse a loss that was computed, in part, before the tape was on: its backward pass would begin unseen."""
+        todo, seen = [loss.grad_fn], set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node.name() != "torch::autograd::AccumulateGrad" and node._sequence_nr() < self._first_number:
+                raise UserError(
+                    f"a part of the loss ({node.name()}) was computed before the trace began, so its gradients cannot "
+                    "be followed: compute all of it inside `loss(model, …)`"
+                )
+            todo += [before for before, _ in node.next_functions]
+
+    def restore(self) -> None:
+        """Give every tensor that the step wrote its value from before; the tape keeps the new ones."""
+        with off():
+            for tensor in [t for t in self.alive if id(t) in self.leaf_names and memory_of(t) in self.changes]:
+                node = next(self.names[name] for name in self.leaf_names[id(tensor)][0])
+                self._set_aside(memory_of(tensor))
+                old = self.values[node]
+                if old is not None:
+                    tensor.detach().copy_(old)
+                    self.values[node] = tensor.detach()
+
+
+def _next_number() -> int:
+    """The number that the next autograd node gets."""
+    return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def state_tensors(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """What an optimizer remembers of a parameter."""
+    state: Mapping[str, Any] = optimizer.state.get(parameter, {})
+    return {key: value for key, value in state.items() if isinstance(value, Tensor)}

@@ -1,0 +1,292 @@
+"""A training step on the tape: its gradients and new weights are torch's own, and each is what its receipt says."""
+
+import copy
+import inspect
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pencil.config import UserError
+from pencil.core.probe import Probe
+from pencil.tracing import rules
+from pencil.tracing.step import trace_step
+from pencil.train.optim import make_optimizers
+from pencil.train.settings import TrainConfig
+from small_models import KINDS, conditions, noised, pictures, tiny, tokens
+from traced import LEAVES, disagreeing, theirs, unchecked, wrong
+
+SHORT = {"gpt": ["gpt2", "llama"], "vit": ["class"], "captioner": ["seed"], "reader": ["bert"], "seq2seq": ["separate"],
+         "dit": ["windowed"]}  # fmt: skip
+OURS = [
+    pytest.param(family, kind, id=f"{family} {kind}", marks=[] if kind in SHORT[family] else [pytest.mark.long])
+    for family, kinds in KINDS.items()
+    for kind in kinds
+]
+THEIRS = ["gpt2", "bert", "vit", "t5", "llama"]
+
+
+def inputs_of(family, c):
+    if family == "gpt" or family == "reader":
+        return (tokens(2, 7, vocab=c.vocab),)
+    if family == "vit":
+        return (pictures(2, c.channels, *c.image_size),)
+    if family == "captioner":
+        return tokens(2, 5, vocab=c.vocab), pictures(2, c.channels, *c.image_size)
+    if family == "seq2seq":
+        return tokens(2, 5, vocab=c.vocab), tokens(2, 7, vocab=c.source_vocab or c.vocab, seed=5)
+    picture, time = noised(c, 2)
+    return picture, time, *(value for value in conditions(c, 2)[:2] if value is not None)
+
+
+def mean_loss(model, *inputs, **keywords):
+    """Cross-entropy over classes, or the squared distance to a number where there are none."""
+    out = model(*inputs, **keywords)
+    out = out if torch.is_tensor(out) else out.logits
+    if out.ndim > 3 or out.shape[-1] == 1:
+        return F.mse_loss(out, torch.full_like(out, 0.3))
+    flat = out.flatten(0, -2)
+    return F.cross_entropy(flat, torch.arange(len(flat)) % flat.shape[-1])
+
+
+def case(family, kind):
+    """A model, the loss of a batch, and the batch."""
+    if family == "theirs":
+        model, _, keywords = theirs(kind)
+        return (
+            model,
+            lambda model, *given: mean_loss(model, **dict(zip(keywords, given, strict=True))),
+            (*keywords.values(),),
+        )
+    model = tiny(family, **KINDS[family][kind])
+    return model, mean_loss, inputs_of(family, model.config)
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
+
+
+def own_step(model, loss, batches, optimizers, clip=None):
+    """The same step without the tape, by the plain route of attention."""
+    if "probe" in inspect.signature(model.forward).parameters:  # a probe asks for that route
+        model.register_forward_pre_hook(lambda _, args, given: (args, {**given, "probe": Probe()}), with_kwargs=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        for batch in batches:
+            (loss(model, *batch) / len(batches)).backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    for optimizer in optimizers:
+        optimizer.step()
+    return dict(model.named_parameters())
+
+
+def differing(trace, parameters):
+    """The parameters whose new values are not these, to the last bit."""
+    return [
+        name
+        for name, p in parameters.items()
+        if p.grad is not None and not np.array_equal(trace.new[name].value, p.detach().numpy())
+    ]
+
+
+@unchecked()
+def check(family, kind, cells):
+    model, loss, batch = case(family, kind)
+    other = copy.deepcopy(model)
+    trace = trace_step(model, loss, batch, adamw(model), clip=0.1)
+    graph = trace.graph
+    assert not graph.undescribed
+    assert all(n.plan is not None or n.kind in LEAVES for n in graph.nodes if n.size)
+    worked, bad = wrong(graph, cells)
+    assert worked > 10 * cells
+    assert not bad
+    assert not disagreeing(trace, 150 if cells > 100 else 40)
+    assert not differing(trace, own_step(other, loss, [batch], [adamw(other)], clip=0.1))
+
+
+@pytest.mark.parametrize(("family", "kind"), OURS)
+@pytest.mark.proof("every gradient and every new weight has its receipt", "all")
+def test_every_cell_of_a_step_is_reworked(family, kind):
+    check(family, kind, 100)
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_every_cell_of_a_step_of_other_peoples_models_is_reworked(name):
+    check("theirs", name, 100)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", KINDS)
+def test_a_thousand_cells_of_each_operation_are_reworked(family):
+    check(family, SHORT[family][0], 1000)
+
+
+def slopes(model, loss, batch, names, cells, h=1e-5, seed=0):
+    """Central differences of the loss at random cells of parameters: (name, place, slope)."""
+    rng, parameters = np.random.default_rng(seed), dict(model.named_parameters())
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        for _ in range(cells):
+            name = names[rng.integers(len(names))]
+            flat = parameters[name].view(-1)
+            place = int(rng.integers(len(flat)))
+            before = float(flat[place])
+            flat[place] = before + h
+            above = float(loss(model, *batch))
+            flat[place] = before - h
+            below = float(loss(model, *batch))
+            flat[place] = before
+            yield name, place, (above - below) / (2 * h)
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.proof("gradients are central differences of the loss", "all")
+@unchecked()
+def test_gradients_are_central_differences(family, request):
+    model, loss, batch = case(family, SHORT[family][0])
+    model = model.double()
+    batch = tuple(t.double() if t.is_floating_point() else t for t in batch)
+    trace = trace_step(model, loss, batch)
+    gradients = {name: trace.grad[name].value for name in trace.grad if name in dict(model.named_parameters())}
+    # some gradients are 0 but for rounding, as those of the keys' bias
+    least = 1e-3 * max(np.abs(g).max() for g in gradients.values())
+    for name, place, slope in slopes(model, loss, batch, list(gradients), 60):
+        g = gradients[name]
+        assert abs(g.reshape(-1)[place] - slope) <= 1e-6 * max(np.abs(g).max(), least), name
+
+
+OPTIMIZERS = {
+    "sgd": lambda m: [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, foreach=False)],
+    "sgd foreach": lambda m: [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)],
+    "adam": lambda m: [torch.optim.Adam(m.parameters(), lr=1e-3, foreach=False)],
+    "adam fused": lambda m: [torch.optim.Adam(m.parameters(), lr=1e-3, weight_decay=0.1, fused=True)],
+    "adamw": lambda m: [torch.optim.AdamW(m.parameters(), lr=1e-3, foreach=False, fused=False)],
+    "adamw foreach": lambda m: [torch.optim.AdamW(m.parameters(), lr=1e-3, foreach=True)],
+    "muon": lambda m: list(make_optimizers(m, TrainConfig(optimizer="muon", device="cpu")).values()),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@unchecked()
+def test_an_optimizers_second_step_is_its_own(name):
+    """The second step has moments to begin with; it is accumulated over two batches."""
+    model, loss, batch = case("gpt", "gpt2")
+    batches = [batch, (tokens(2, 7, vocab=101, seed=11),)]
+    other = copy.deepcopy(model)
+    optimizers, others = OPTIMIZERS[name](model), OPTIMIZERS[name](other)
+    for one, its_optimizers in ((model, optimizers), (other, others)):
+        own_step(one, loss, [batch], its_optimizers)
+        one._forward_pre_hooks.clear()
+        one.zero_grad()
+    trace = trace_step(model, loss, batches, optimizers, clip=0.1)
+    worked, bad = wrong(trace.graph, 50)
+    assert worked > 1000
+    assert not bad
+    assert not trace.graph.undescribed
+    assert not disagreeing(trace, 100)
+    assert not differing(trace, own_step(other, loss, batches, others, clip=0.1))
+    assert any(name.startswith("old:") for name in trace.names)
+
+
+def test_the_model_and_its_optimizer_are_as_they_were():
+    model, loss, batch = case("gpt", "llama")
+    optimizer = adamw(model)
+    loss(model, *batch).backward()
+    optimizer.step()
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()]))
+    model.train()
+    trace = trace_step(model, loss, batch, optimizer, clip=0.1)
+    after = model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert model.training
+    # the trace keeps its own, whatever the model does next
+    new, old = trace.new["norm.weight"].value.copy(), trace["norm.weight"].value.copy()
+    assert not np.array_equal(new, old)
+    np.testing.assert_array_equal(old, before[0]["norm.weight"].numpy())
+
+
+def test_gradients_meet_where_values_branch():
+    """A residual's sum passes its gradient to both sides; a tied table has that of the lookup and of the head."""
+    model, loss, batch = case("gpt", "gpt2")
+    trace = trace_step(model, loss, batch)
+    names = set(trace.grad)
+    assert {"blocks.0.mid", "blocks.0.attn.pattern", "blocks.1.attn.w_q", "logits", "tokens.weight"} <= names
+    mid, post = trace.grad["blocks.1.mid"].value, trace.grad["blocks.1.post"].value
+    assert mid.shape == post.shape
+    assert not np.array_equal(mid, post)
+    summed = trace.grad["tokens.weight"][3, 5].why()
+    assert len(summed.terms) >= 2
+    assert summed.agrees
+
+
+def test_softmax_minus_one_hot():
+    model, loss, batch = case("gpt", "gpt2")
+    trace = trace_step(model, loss, batch)
+    logits = trace["logits"].value.reshape(14, 101).astype(float)
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    p[np.arange(14), np.arange(14)] -= 1
+    np.testing.assert_allclose(trace.grad["logits"].value.reshape(14, 101), p / 14, atol=1e-7)
+
+
+def test_without_an_optimizer_it_ends_with_the_gradients():
+    model, loss, batch = case("gpt", "llama")
+    trace = trace_step(model, loss, batch)
+    assert not list(trace.new)
+    assert len(list(trace.grad)) > 30
+
+
+def test_a_wrong_rule_is_caught(monkeypatch):
+    kind, right = rules.RULES["_softmax_backward_data"]
+    monkeypatch.setitem(rules.RULES, "_softmax_backward_data", (kind, lambda call: right(call) * 1.001))
+    model, loss, batch = case("gpt", "gpt2")
+    _, bad = wrong(trace_step(model, loss, batch).graph, 50)
+    assert {op for op, _, _ in bad} == {"_softmax_backward_data"}
+
+
+def test_an_operation_of_the_backward_pass_without_a_rule_is_a_leaf():
+    model = nn.Sequential(nn.Linear(5, 7), nn.Mish(), nn.Linear(7, 3))
+    x = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    monkey = rules.RULES.get("mish")
+    rules.RULES["mish"] = monkey or ("activation", lambda call: call.broadcast(call.self))
+    try:
+        trace = trace_step(model, lambda model, x: model(x).square().mean(), (x,))
+    finally:
+        if monkey is None:
+            del rules.RULES["mish"]
+    assert list(trace.graph.undescribed) == ["mish_backward"]
+    assert trace.grad["0.weight"][3, 2].why().agrees
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (dict(loss=lambda model, x: model(x)), "the loss is of shape 2×3"),
+        (dict(loss=lambda model, x: 1.0), "the loss is a float"),
+        (dict(loss=lambda model, x: model(x).sum() / 0), "the loss is"),
+        (dict(loss=lambda model, x: model(x).detach().sum()), "does not depend on any parameter"),
+        (dict(optimizer=torch.optim.Rprop), "the update of Rprop is not described"),
+        (dict(batch=[]), "there is no batch"),
+    ],
+)
+def test_what_has_no_step_is_refused(change, said):
+    model = nn.Linear(5, 3)
+    given = dict(loss=lambda model, x: model(x).square().mean(), batch=torch.ones(2, 5)) | change
+    optimizer = given.pop("optimizer", None)
+    with pytest.raises(UserError, match=said):
+        trace_step(model, given["loss"], given["batch"], optimizer and optimizer(model.parameters(), lr=0.1))
+    assert model.weight.grad is None
+
+
+def test_a_model_without_parameters_that_need_gradients_is_refused():
+    with pytest.raises(UserError, match="no parameters that need gradients"):
+        trace_step(nn.Linear(5, 3).requires_grad_(False), lambda model, x: model(x).sum(), torch.ones(2, 5))
+
+
+def test_a_graph_from_before_the_trace_is_refused():
+    model = nn.Linear(5, 3)
+    made_before = model(torch.ones(2, 5)).exp()
+    with pytest.raises(UserError, match="computed before the trace began"):
+        trace_step(model, lambda model, x: (model(x) * made_before).sum(), torch.ones(2, 5))
