@@ -74,6 +74,7 @@ _LAZY = {
     "embed": "api.predict",
     "train": "train",  # a package that can be called
     "trace": "explore.export",  # of a run, with the views of the explorer
+    "trace_step": "tracing.step",
     "Task": "api.fit",
     "fit": "api.fit",
 }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..families.family import Family
     from ..tracing.trace_base import TraceBase
 
+STEP_NAMES = ("grad:", "clipped:", "new:", "old:")  # of numbers that only a training step has
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 Edits = Annotated[
     list[str] | None,
@@ -80,6 +81,33 @@ Out = Annotated[
     Path | None,
     Parameter(group="Output", help="The trace itself (.safetensors), for pencil show, why and diff."),
 ]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Whether a training step is recorded, and which."""
+
+    update: Annotated[
+        bool,
+        Parameter(
+            group="Training step",
+            negative=(),
+            help="Record a training step on the input: forward, loss, backward and the optimizer's update. A number of "
+            "it is named grad:NAME, clipped:NAME or new:NAME. The run is not changed.",
+        ),
+    ] = False
+    update_at: Annotated[
+        int | None,
+        Parameter(
+            group="Training step",
+            help="Instead of an input: the update that the run made after this step, on its own batch, from its "
+            "weights and moments of then; those are made again from the newest checkpoint before it.",
+        ),
+    ] = None
+
+    @property
+    def asked(self) -> bool:
+        return self.update or self.update_at is not None
 
 
 def why(what: str, cell: str, /, *options: Hidden) -> int:
@@ -158,6 +186,7 @@ def why_command(record: "Family | None") -> Callable[..., int]:
         /,
         *,
         options: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
+        step: Annotated[StepOptions, Parameter(name="*", show=record is not None)] = StepOptions(),  # noqa: B008
         edit: Edits = None,
         contributions: Contributions = False,
         against: Against = None,
@@ -168,7 +197,9 @@ def why_command(record: "Family | None") -> Callable[..., int]:
 
         if against is not None and not contributions:
             raise UserError("--against is what --contributions compares with: give --contributions too")
-        opened = open_trace(what, record, options, edit)
+        if cell.startswith(STEP_NAMES) and step.update_at is None:
+            step = StepOptions(update=True)
+        opened = open_trace(what, record, options, edit, step=step)
         if contributions:
             contribution_table(opened.contributions(cell, against), result_console(), significant_digits(digits))
             return 0
@@ -189,6 +220,7 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
         /,
         *,
         options: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
+        step: Annotated[StepOptions, Parameter(name="*", show=record is not None)] = StepOptions(),  # noqa: B008
         edit: Edits = None,
         html: Html = None,
         xlsx: Xlsx = None,
@@ -198,7 +230,7 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
         out: Out = None,
     ) -> int:
         check_files(html, xlsx, png, out, of, query)
-        opened = open_trace(what, record, options, edit)
+        opened = open_trace(what, record, options, edit, step=step)
         if not (html or xlsx or png or out):
             from ..tracing.show import names
 
@@ -217,7 +249,7 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
         if html:
             _write_page(part, html, what, options)
         if xlsx:
-            exact = open_trace(what, record, options, edit, double=True)
+            exact = open_trace(what, record, options, edit, double=True, step=step)
             with progress_bar(str(xlsx)) as progress:
                 write_sheet(exact, xlsx, of or (), progress)
             note(str(xlsx))
@@ -279,11 +311,14 @@ def show_command(record: "Family | None") -> Callable[..., int]:
         /,
         *,
         options: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
+        step: Annotated[StepOptions, Parameter(name="*", show=record is not None)] = StepOptions(),  # noqa: B008
         digits: Digits = 4,
     ) -> int:
         from ..tracing.show import names, tables
 
-        opened = open_trace(what, record, options, None)
+        if (name or "").startswith(STEP_NAMES) and step.update_at is None:
+            step = StepOptions(update=True)
+        opened = open_trace(what, record, options, None, step=step)
         if name is None:
             names(opened, result_console())
         else:
@@ -294,10 +329,29 @@ def show_command(record: "Family | None") -> Callable[..., int]:
     return command
 
 
-def open_trace(what: str, record: "Family | None", options: Any, edits: list[str] | None, double: bool = False) -> Any:
-    """The trace that a word names: of a worked example, from a file, or of a run with its input."""
+def open_trace(
+    what: str,
+    record: "Family | None",
+    options: Any,
+    edits: list[str] | None,
+    double: bool = False,
+    step: StepOptions = StepOptions(),  # noqa: B008
+) -> Any:
+    """The trace that a word names: of a worked example, from a file, of a run with its input or a training step."""
     from ..tracing.live_trace import edited
 
+    if step.asked and record is not None:
+        refuse(
+            (
+                bool(edits),
+                "--edit changes a forward pass, and a training step is recorded as it is: leave one of them out",
+            ),
+            (
+                step.update_at is not None and options != type(options)(),
+                "--update-at takes the run's own batch: leave the input out, or give --update instead",
+            ),
+        )
+        return _open_step(what, record, options, step, double)
     if record is None and what.startswith("example:"):
         from ..learn.worked.examples import example
 
@@ -318,6 +372,21 @@ def open_trace(what: str, record: "Family | None", options: Any, edits: list[str
             raise UserError(f"{what} is a recorded trace: leave --edit out, or name its run")
         return read(what, note)
     return edited(opened, edits or ())
+
+
+def _open_step(what: str, record: "Family", options: Any, step: StepOptions, double: bool) -> Any:
+    """The trace of a training step of a run."""
+    from ..api.loading import load
+    from ..api.step import step_on, trace_update
+
+    if step.update_at is not None:
+        return trace_update(what, step.update_at, double, note)
+    options.check()
+    loaded = load(what, dtype="auto")
+    assert record.trace is not None
+    opened = step_on(loaded, record.trace(loaded, options, double))
+    opened.alone = "they answer, and this is a training step"
+    return opened
 
 
 def diff(

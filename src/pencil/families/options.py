@@ -201,6 +201,16 @@ class ImageTraceInput(NoOptions):
     given: Annotated[str | None, Parameter(name="--input", group=INPUT, help="The image file the model reads.")] = None
 
 
+Target = Annotated[
+    str | None,
+    Parameter(
+        group=INPUT,
+        help="The right class, for the loss: its name, or its index. Default: no loss.",
+        allow_leading_hyphen=True,
+    ),
+]
+
+
 def check_count(option: str, value: int | None, most: int) -> None:
     """Refuse a number of things to make that is none, or more than is made at once: all of them are in memory."""
     if value is not None and not 1 <= value <= most:

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..config import UserError, build
+from ..config import UserError, build, nearest
 from ..console import shortened, visible
 from ..data.images.augment import ImageTransform, upright
 from ..data.images.decoding import open_image, to_arrays
@@ -54,6 +54,17 @@ class Prediction:
     def __repr__(self) -> str:
         shown = ", ".join(f"{name!r} {p:.4f}" for _, name, p in self.top(3))
         return f"Prediction({shown}{', …' if len(self.probabilities) > 3 else ''})"
+
+
+def target_class(loaded: Loaded, named: str | None) -> Tensor | None:
+    """The right class of one input by its name, or by its index, as the target of a loss."""
+    if named is None:
+        return None
+    if not (names := loaded.classes):
+        raise UserError("--target names a class, and this model tells no classes apart: leave it out")
+    if named not in names and not (named.isdecimal() and int(named) < len(names)):
+        raise UserError(f"--target {named} is not a class of this run; {nearest(named, names)}")
+    return torch.tensor([names.index(named) if named in names else int(named)])
 
 
 @dataclass(frozen=True, repr=False)

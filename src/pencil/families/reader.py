@@ -47,8 +47,8 @@ from ..weights.bert import BERT, ROBERTA
 from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
 from .explore_profile import ExploreProfile, Given, Prompt, example_texts, named, text_of
 from .family import Family
-from .options import INPUT, REPEATABLE, Output, TextOutput, Texts, TextTraceInput, TokenizerOptions
-from .predictions import BATCH, TOP_CLASSES, Prediction, check_texts, class_lines, class_row, classify
+from .options import INPUT, REPEATABLE, Output, Target, TextOutput, Texts, TextTraceInput, TokenizerOptions
+from .predictions import BATCH, TOP_CLASSES, Prediction, check_texts, class_lines, class_row, classify, target_class
 
 Pool = Literal["mean", "class"]
 POOLS: dict[str, Any] = {"mean": mean_of, "class": first_of}
@@ -364,13 +364,15 @@ class TraceOptions(TextTraceInput):
             allow_leading_hyphen=True,
         ),
     ] = None
+    target: Target = None
 
 
 def trace_text(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
-    """The model on one text, with the loss at its masked tokens where the whole text is given."""
+    """The model on one text, with the loss where its class, or the whole text of one with masked tokens, is given."""
     model, tokenizer, _ = loaded
     ids = token_ids(model, tokenizer, str(options.given))
-    return _trace_ids(loaded, ids, double, None if options.text is None else _masked_targets(loaded, ids, options.text))
+    targets = None if options.text is None else _masked_targets(loaded, ids, options.text)
+    return _trace_ids(loaded, ids, double, target_class(loaded, options.target) if targets is None else targets)
 
 
 def _masked_targets(loaded: Loaded, ids: Sequence[int], text: str) -> torch.Tensor:

@@ -39,7 +39,7 @@ from .explore_profile import (
     picture_of,
 )
 from .family import Family
-from .options import OUTPUT, AttentionOutput, ImageInput, ImageSizeOptions, ImageTraceInput, Output, TextOutput
+from .options import OUTPUT, AttentionOutput, ImageInput, ImageSizeOptions, ImageTraceInput, Output, Target, TextOutput
 from .predictions import (
     BATCH,
     Prediction,
@@ -49,6 +49,7 @@ from .predictions import (
     input_transform,
     picture_tensor,
     read_pictures,
+    target_class,
 )
 
 # Pillow's numbers
@@ -300,20 +301,28 @@ def _classify(loaded: Loaded, pictures: np.ndarray) -> list[Prediction]:
     return [one for x in parts for one in classify(loaded.model(x), loaded.classes, loaded.model)]
 
 
-def trace_image(loaded: Loaded, options: ImageTraceInput, double: bool = False) -> LiveTrace:
-    """The model on one image."""
+@dataclass(frozen=True)
+class TraceOptions(ImageTraceInput):
+    """What `pencil trace` reads."""
+
+    target: Target = None
+
+
+def trace_image(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
+    """The model on one image, with its loss where the right class is given."""
     loaded = loaded._replace(model=loaded.model.double() if double else loaded.model)
     pictures = read_pictures([str(options.given)], input_transform(loaded))
-    return _trace_tensor(loaded, picture_tensor(pictures, loaded))
+    return _trace_tensor(loaded, picture_tensor(pictures, loaded), target_class(loaded, options.target))
 
 
-def _trace_tensor(loaded: Loaded, x: torch.Tensor) -> LiveTrace:
+def _trace_tensor(loaded: Loaded, x: torch.Tensor, target: torch.Tensor | None = None) -> LiveTrace:
     """The model on one image as it reads it."""
     model = loaded.model
     tokens, patches = _words(model.config), grid_labels("patch", model.config.grid)
     names = loaded.run.config["run"].get("classes") or []
     labels = {"T": tokens, "S": tokens, "N": patches, "K": names}
-    return trace(model, x, words=labels, facts=patch_facts(model.config.before, model.config.grid))
+    facts = patch_facts(model.config.before, model.config.grid)
+    return trace(model, x, words=labels, facts=facts, targets=target)
 
 
 def _words(c: ViTConfig) -> list[str]:
@@ -386,7 +395,7 @@ FAMILY = Family(
     sample_options=SampleOptions,
     sample=sample,
     predict=predict,
-    trace_options=ImageTraceInput,
+    trace_options=TraceOptions,
     trace=trace_image,
     explore=EXPLORE,
     cost=CostProfile(

@@ -313,12 +313,15 @@ def step_mismatch(stored: CheckpointFolder, state: dict[str, Any]) -> Fault:
     return Fault(stored.folder / "manifest.json", "damaged", why)
 
 
-def latest(run: Path, foreign: bool = False) -> tuple[Checkpoint | None, list[str]]:
+def latest(run: Path, foreign: bool = False, until: int | None = None) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, and what was wrong with newer ones; refused if all are damaged.
 
-    One that the run did not write is refused, unless `foreign` ones may be used.
+    One that the run did not write is refused, unless `foreign` ones may be used. With `until` it is the newest that is
+    not after that step, and None if there is no whole one.
     """
     checkpoints, faults_of_folders, faults_of_list = survey(run)
+    if until is not None:
+        checkpoints = [stored for stored in checkpoints if stored.step <= until]
     faults = [str(fault) for fault in [*faults_of_folders, *faults_of_list]]
     for stored in checkpoints:
         wrong = [fault for fault in faults_of_list if fault.path == stored.folder and fault.kind == "foreign"]
@@ -328,7 +331,7 @@ def latest(run: Path, foreign: bool = False) -> tuple[Checkpoint | None, list[st
             return _read(stored), faults
         except UserError as error:
             faults.append(str(error))
-    if faults:
+    if faults and until is None:
         raise UserError(f"no checkpoint of {run} is whole: {faults[0]}")
     return None, faults
 

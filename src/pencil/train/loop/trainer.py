@@ -44,8 +44,8 @@ from ..recompute import recompute_blocks
 from ..schedule import factor
 from ..settings import Plan, TrainConfig, check_processes
 from ..task import Batch, Task, random_of
-from . import report, time_budget
-from .checkpointer import DISK_FULL, Checkpointer, restore
+from . import checkpoint, report, time_budget
+from .checkpointer import DISK_FULL, Checkpointer, load, restore
 from .ema import ExponentialMovingAverage
 from .evaluator import Abandoned, Evaluator
 from .nonfinite import FiniteGuard, name_samples
@@ -309,6 +309,26 @@ class Trainer:
         restored = restore(self.checkpointer, self.evaluator.evaluate, self.allow_changes)
         self._open_budget(settings_before, restored.state)
         return restored.notes
+
+    def replay(self, step: int, begin: Callable[[int], object] = lambda updates: None) -> None:
+        """Come to the state of the training at a step again, and write nothing.
+
+        From the newest checkpoint that is not after it, or from the first weights, the updates are made once more;
+        `begin` gets their number. A training that began with another run's weights needs a checkpoint.
+        """
+        newest, _ = checkpoint.latest(self.run.path, until=step)
+        if newest is not None:
+            load(self.checkpointer, newest)
+            self._open_budget(self.run.config["train"], newest.state)
+        elif "from" in self.run.config["run"]:
+            raise UserError(
+                f"{self.run.path} began with the weights of another run, and has no checkpoint of step {step} or "
+                "before to go on from: choose a later step, or train it with a larger --train.keep"
+            )
+        begin(step - self.step)
+        while self.step < step:
+            self.update()
+            self.guard.recent.clear()
 
     def _train(self) -> Outcome:
         notes = self.restore()
