@@ -51,7 +51,8 @@ def walk(
     Parameters
     ----------
     document
-        000, 001, 002, 003 or 004, or a walk of your own (a .toml file, see docs/teach/write-a-walk.md).
+        000, 001, 002, 003 or 004; backprop, a lesson on one training step; or a walk of your own (a .toml file, see
+        docs/teach/write-a-walk.md).
     """
     if document.startswith("-"):
         raise UserError(f"the document comes before {document.partition('=')[0]}; usage: pencil walk {USAGE}")

@@ -60,6 +60,13 @@ KATAS = {
         _kata("adaln", "A norm set by a condition (adaLN)", "diffusion", "blocks"),
         _kata("adaln-zero", "A gate on the residual branch (adaLN-Zero)", "diffusion", "blocks"),
         _kata("ddim", "One denoising step (DDIM)", "diffusion", "blocks"),
+        _kata("one-hot-gradient", "Softmax minus one-hot", "backprop", "backprop"),
+        _kata("input-gradient", "A product's gradient: to the input", "backprop", "backprop"),
+        _kata("weight-gradient", "A product's gradient: to the weights", "backprop", "backprop"),
+        _kata("norm-gradient", "The gradient of LayerNorm", "backprop", "backprop"),
+        _kata("residual-gradient", "The gradient of a residual's sum", "backprop", "backprop"),
+        _kata("adamw-step", "One step of AdamW", "backprop", "backprop"),
+        _kata("muon-step", "One step of Muon's orthogonalisation", "backprop", "backprop"),
         _kata("wrong-cells", "Find the wrong cells", "checking", "wrong_cells"),
     )
 }

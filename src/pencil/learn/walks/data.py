@@ -121,6 +121,11 @@ class Document:
             raise self.error(entry, key, str(error)) from None
 
 
+def lessons() -> list[str]:
+    """The names of the lessons that are of no document."""
+    return sorted(path.stem for path in (FOLDER / "lessons").glob("*.toml"))
+
+
 def documents() -> list[str]:
     """The numbers of the documents that can be walked."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
@@ -128,18 +133,19 @@ def documents() -> list[str]:
 
 @cache
 def published(number: str) -> Document:
-    """The walk of one of the five documents, as it is written down."""
-    return _parsed((FOLDER / f"{number}.toml").read_text("utf-8"), number, None)
+    """The walk of one of the five documents, or of a lesson, as it is written down."""
+    folder = FOLDER if number in documents() else FOLDER / "lessons"
+    return _parsed((folder / f"{number}.toml").read_text("utf-8"), number, None)
 
 
 def document(word: str) -> Document:
-    """The walk of a document by its number, or of a file of one's own."""
-    if word in documents():
+    """The walk of a document by its number, of a lesson by its name, or of a file of one's own."""
+    if word in (*documents(), *lessons()):
         return published(word)
     path = Path(word)
     if path.suffix == ".toml":
         return _of_file(path)
-    listed = ", ".join(f"{one} ({published(one).title})" for one in documents())
+    listed = ", ".join(f"{one} ({published(one).title})" for one in (*documents(), *lessons()))
     raise UserError(f"there is no document {word} to walk; known: {listed}; a walk of your own is a .toml file")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...config import UserError, nearest
@@ -21,6 +22,8 @@ from ...models.captioner import Captioner, CaptionerConfig
 from ...models.gpt import GPT, GPTConfig
 from ...models.seq2seq import Seq2Seq, Seq2SeqConfig
 from ...tracing.live_trace import LiveTrace, trace
+from ...tracing.step import StepTrace, trace_step
+from ...tracing.trace import Trace
 from .caches import kv_caches
 from .recurrent import rnn
 
@@ -507,7 +510,22 @@ def english_sentence() -> LiveTrace:
     return trace(loaded.model, torch.tensor([ids]), words={"T": words, "S": words})
 
 
-EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
+def mean_cross_entropy(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+
+def training_step() -> StepTrace:
+    """One training step on "the cat", followed by "cat" and "sat": a GPT of one block of width 4, its loss, the
+    gradient of every number, clipping to a norm of 1, and the first update of AdamW."""
+    words = ["the", "cat", "sat"]
+    model = GPT(GPTConfig(vocab=3, context=2, width=4, depth=1, heads=1, hidden=5, positions="learned")).double()
+    optimizer = torch.optim.AdamW(one_decimal(model, 12).parameters(), lr=0.1, weight_decay=0.1, fused=True)
+    batch = torch.tensor([[0, 1]]), torch.tensor([[1, 2]])
+    labels = {"T": words[:2], "S": words[:2], "V": words}
+    return trace_step(model, mean_cross_entropy, batch, optimizer, clip=1.0, labels=labels)
+
+
+EXAMPLES: dict[str, Callable[[], Trace]] = {
     "vit-4x4": vit_4x4,
     "pencil-stamps": pencil_stamps,
     "pencil-attention": pencil_attention,
@@ -530,10 +548,11 @@ EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "video-attention": video_attention,
     "english-sentence": english_sentence,
     "rnn": rnn,
+    "training-step": training_step,
 }
 
 
-def example(name: str) -> LiveTrace:
+def example(name: str) -> Trace:
     """The trace of a worked example."""
     if name not in EXAMPLES:
         raise UserError(f"there is no example {name}; {nearest(name, EXAMPLES)}")
