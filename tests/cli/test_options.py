@@ -44,8 +44,9 @@ SAMPLE = {
 }  # fmt: skip
 STEP = {"--label": "", "--prompt": "", "--step": "the middle one", "--steps": "50", "--seed": "0", "--guidance": "1"}
 TRACE_INPUT = {
-    "gpt": {"--input": ""}, "vit": {"--input": ""}, "captioner": {"--input": "", "--text": ""},
-    "seq2seq": {"--input": "", "--text": ""}, "reader": {"--input": "", "--text": ""}, "dit": STEP,
+    "gpt": {"--input": ""}, "vit": {"--input": "", "--target": ""}, "captioner": {"--input": "", "--text": ""},
+    "seq2seq": {"--input": "", "--text": ""}, "reader": {"--input": "", "--text": "", "--target": ""},
+    "dit": STEP,
 }  # fmt: skip
 TRACE_OUTPUT = {
     "--html": "",
@@ -123,7 +124,8 @@ def test_trace_why_and_show_list_the_input_of_the_runs_family(help_of, run_of, n
     ):  # fmt: skip
         text = help_of(verb, run_of(name))
         assert text.startswith(f"Usage: pencil {verb} {usage} [OPTIONS]\n")
-        assert panels(text) == {"Arguments": {}, "Input": TRACE_INPUT[name] | edit, "Output": output}
+        step = {"Training step": {"--update": "", "--update-at": ""}}
+        assert panels(text) == {"Arguments": {}, "Input": TRACE_INPUT[name] | edit, "Output": output} | step
 
 
 def test_an_example_has_no_input_options(help_of):

@@ -106,7 +106,7 @@ def test_over_a_pipe_what_answers_a_question_is_at_the_end(type_in):
 
 def test_the_letters_of_the_tables_are_explained_once_and_answers_are_named(type_in):
     printed = type_in("walk", "000").out
-    shapes = re.findall(r" (B 1 (?:\S+ \d+ )*)", flat(printed.partition("1 of 12")[2]))
+    shapes = re.findall(r" (B 1 (?:\S+ \d+ )*)", printed.partition("1 of 12")[2])
     letters = {word for shape in shapes for word in re.findall(r"(\S+) \d+", shape)} - {"1"}
     head = flat(printed.partition("1 of 12")[0])
     assert {"B", "C", "y", "u", "T", "S"} <= letters

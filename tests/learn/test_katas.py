@@ -22,7 +22,7 @@ HERE = Path(__file__).parents[1]
 PINNED = "91d565d5f41f0377", "ad7f31d008a13383"  # of what is given in each half of the katas with seed 17
 TOPICS = {
     "patches", "positions", "attention", "LayerNorm", "masks", "more attention", "the block", "the cache",
-    "before attention", "diffusion", "checking",
+    "before attention", "diffusion", "backprop", "checking",
 }  # fmt: skip
 
 

@@ -134,8 +134,10 @@ def documents() -> list[str]:
 @cache
 def published(number: str) -> Document:
     """The walk of one of the five documents, or of a lesson, as it is written down."""
-    folder = FOLDER if number in documents() else FOLDER / "lessons"
-    return _parsed((folder / f"{number}.toml").read_text("utf-8"), number, None)
+    if number in documents():
+        return _parsed((FOLDER / f"{number}.toml").read_text("utf-8"), number, None)
+    folder = FOLDER / "lessons"
+    return _parsed((folder / f"{number}.toml").read_text("utf-8"), number, folder)
 
 
 def document(word: str) -> Document:
