@@ -136,8 +136,11 @@ def sandbox(tmp_path_factory):
     for name, text in NAMED.findall(walk.read_text(encoding="utf-8")):
         (folder / name).write_text(text, encoding="utf-8")
     for name, walked in (("post.md", str(folder / "two-words.toml")), ("vit-by-hand.md", "004")):
-        headings = [section.heading for section in walk_document(walked).sections]
-        (folder / name).write_text("\n\nText.\n\n".join(headings), encoding="utf-8")
+        sections = walk_document(walked).sections
+        lines = [""] * sections[-1].lines[1]
+        for section in sections:
+            lines[section.lines[0] - 1] = section.heading
+        (folder / name).write_text("\n".join(lines), encoding="utf-8")
     return folder
 
 

@@ -141,8 +141,8 @@ class Walk:
             "Indices and table headings such as h 0 begin at 0; names such as token 1 and A_1 count from 1."
             * any(section.shown for section in self.sections),
             f"A masked token has the score −∞ and the weight 0, written {MASKED} in the tables." * masked,
-            "pencil why computes one number again; recorded is the model's own. pencil show prints what no table has."
-            * any(section.unfolded for section in self.sections),
+            "One number is computed again by pencil why; recorded is the model's own. What no table has is printed by "
+            "pencil show." * any(section.unfolded for section in self.sections),
             "Claims: shown, a computation confirms it; wrong, it contradicts it; not shown, arithmetic cannot tell."
             * any(section.claims for section in self.sections),
             "Corrections are numbered as in docs/project/seeds.md." * listed,
