@@ -51,7 +51,6 @@ def test_the_update_that_a_run_made(run):
 
 
 @unchecked()
-@pytest.mark.proof("an opened update has the bits of the trainer's own", "gpt")
 def test_it_has_the_bits_of_the_trainers_own_update(run):
     """By the plain route of attention, on one thread; the training's own route differs by rounding."""
     trace = trace_update(run, 29)

@@ -80,7 +80,7 @@ def evaluated(formula: str) -> float:
     code = code.replace(" mod ", " % ")
     code = re.sub(r"nearest whole to (.+)", r"round(\1)", code)
     code = (
-        re.sub(r"√(\d+(?:\.\d+)?)", r"√(\1)", code)
+        re.sub(r"√(\d+(?:\.\d+)?(?:e[-−]?\d+)?)", r"√(\1)", code)
         .replace("√", "sqrt")
         .replace("≤", "<=")
         .replace("≥", ">=")
