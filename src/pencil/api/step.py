@@ -11,25 +11,16 @@ from torch import Tensor
 from ..config import UserError, build
 from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace
-from ..tracing.loss import NONE, check_targets, logits_of
+from ..tracing.loss import EXACT, NONE, check_targets, logits_of
 from ..tracing.step import StepTrace, check_loss, recorded_step, trace_step
 from ..tracing.step_tape import StepTape
 from ..tracing.tape import off
+from ..train.freezing import freeze_parameters
 from ..train.loop import checkpoint
 from ..train.loop.trainer import Trainer
 from ..train.optim import make_optimizers
 from ..train.settings import TrainConfig, resumed
 from .run_data import task_of
-from .trace import prepare_trace, trace_loaded
-
-
-def trace_input_step(what: str | Path | Loaded, *inputs: Any, **options: Any) -> StepTrace:
-    """One step of a run's weights on one input: its own optimizer from the beginning, without dropout.
-
-    Inputs and options are those of `pencil.trace`; the loss is the cross-entropy of the targets that go with them.
-    """
-    loaded, chosen, double = prepare_trace(what, inputs, options)
-    return step_on(loaded, trace_loaded(loaded, chosen, double))
 
 
 def step_on(loaded: Loaded, live: LiveTrace) -> StepTrace:
@@ -48,16 +39,18 @@ def step_on(loaded: Loaded, live: LiveTrace) -> StepTrace:
         logits = logits_of(model(*inputs, **traced.keywords))
         right = check_targets(targets, logits)
         right = right.masked_fill(right < 0, NONE)
-        return F.cross_entropy(logits.float().flatten(0, -2), right.flatten(), ignore_index=NONE)
+        logits = logits if logits.dtype in EXACT else logits.float()
+        return F.cross_entropy(logits.flatten(0, -2), right.flatten(), ignore_index=NONE)
 
-    grown = {p for p in model.parameters() if not p.requires_grad}
-    for p in grown:
+    loaded_without = {p for p in model.parameters() if not p.requires_grad}
+    for p in loaded_without:
         p.requires_grad_(True)
+    freeze_parameters(model, config.freeze)
     try:
         optimizers = list(make_optimizers(model, config).values())
         return trace_step(model, loss, traced.inputs, optimizers, clip=config.clip or None, labels=live.labels)
     finally:
-        for p in grown:
+        for p in loaded_without:
             p.requires_grad_(False)
 
 
@@ -90,9 +83,7 @@ class NamedLoss:
         return loss
 
 
-def trace_update(
-    run: str | Path, step: int, double: bool = False, announce: Callable[[str], None] = lambda line: None
-) -> StepTrace:
+def trace_update(run: str | Path, step: int, announce: Callable[[str], None] = lambda line: None) -> StepTrace:
     """The update that a run made after `step`, on its own batch, from its own weights and moments, with its dropout.
 
     The weights are those of the newest checkpoint that is not after the step, or the first ones; the updates between

@@ -380,7 +380,9 @@ def _open_step(what: str, record: "Family", options: Any, step: StepOptions, dou
     from ..api.step import step_on, trace_update
 
     if step.update_at is not None:
-        return trace_update(what, step.update_at, double, note)
+        if double:
+            note("the numbers of the spreadsheet are those of the training, in its own precision, not in double")
+        return trace_update(what, step.update_at, note)
     options.check()
     loaded = load(what, dtype="auto")
     assert record.trace is not None
