@@ -4,9 +4,11 @@ import functools
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 import torch
 from jaxtyping import config
 
+from pencil.config import UserError
 from pencil.families import create
 from pencil.models.captioner import CaptionerConfig
 from pencil.models.gpt import GPTConfig
@@ -209,3 +211,28 @@ def holds(found, count=CELLS):
     worked, bad = wrong(found.graph, count)
     assert not bad
     return worked
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def same(program, *inputs, receipts=40, cells=10**6):
+    """Trace a program: what it gives is what it gives untraced, and all of it can be reworked."""
+    fresh = [x.clone() if torch.is_tensor(x) else x for x in inputs]
+    with torch.no_grad():
+        plain = program(*(x.clone() if torch.is_tensor(x) else x for x in inputs))
+    found = trace(program, *fresh)
+    torch.testing.assert_close(found.output, plain, atol=0, rtol=0, equal_nan=True)
+    holds(found, count=cells)
+    shown = np.asarray(found["output"].value)
+    wide = torch.complex128 if plain.is_complex() else torch.float64
+    np.testing.assert_array_equal(shown, plain.detach().resolve_conj().to(wide).numpy())
+    assert not disagreeing(found, receipts)
+    return found
+
+
+def refused(program, *inputs, match):
+    with pytest.raises(UserError, match=match) as refusal:
+        trace(program, *inputs)
+    assert "\n" not in str(refusal.value)

@@ -4,32 +4,31 @@ Most of a backward pass is made of operations that the forward pass has too: pro
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .graph import Plan
-from .rules import Call, In, P, choose, erf, exp, fn, row_major, rule, sqrt, square, step, tanh, total
-
-Steps = Iterable[tuple[int, int]]
-
-
-def cells(x: In | int, along: Sequence[int], over: Steps = (), start: int = 0) -> P:
-    """Cells of a tensor or node: a stride for each axis of the output; with `over` the (step, count) of terms."""
-    node = x.node if isinstance(x, In) else x
-    return P(("ref", node, start, list(along), [list(one) for one in over]))
-
-
-def axis(number: int) -> P:
-    """The cell's own index along an axis."""
-    return P(("axis", number))
-
+from .rules import (
+    Call,
+    In,
+    P,
+    axis,
+    cells,
+    choose,
+    erf,
+    exp,
+    fn,
+    row_major,
+    rule,
+    sqrt,
+    square,
+    step,
+    tanh,
+    total,
+    wanted_output,
+)  # fmt: skip
 
 equal, differ = fn("eq"), fn("ne")
-
-
-def _wanted_output(call: Call) -> int:
-    """Which gradient this output is: what `output_mask` leaves out is not returned, and later outputs move up."""
-    return [i for i, wanted in enumerate(call.output_mask) if wanted][call.out]
 
 
 # ---- losses and softmax
@@ -124,7 +123,7 @@ def _layer_norm(call: Call) -> Plan:
 
     With a = 1/σ: ∂x = a·gγ + b·x + c, b = (Σ gγ·mean − Σ gγ·x)·a³/n, c = −b·mean − Σ gγ·a/n.
     """
-    x, g, which = call.input, call.grad_out, _wanted_output(call)
+    x, g, which = call.input, call.grad_out, wanted_output(call)
     n, size = math.prod(call.normalized_shape), math.prod(x.shape)
     lead, strides = len(x.shape) - len(call.normalized_shape), row_major(x.shape)
     if which:  # γ and β: sums over the rows, which lie one after the other
@@ -148,7 +147,7 @@ def _layer_norm(call: Call) -> Plan:
 
 @rule("gradient", "_fused_rms_norm_backward")
 def _rms_norm(call: Call) -> Plan:
-    x, g, which = call.input, call.grad_out, _wanted_output(call)
+    x, g, which = call.input, call.grad_out, wanted_output(call)
     n, size = math.prod(call.normalized_shape), math.prod(x.shape)
     lead, strides = len(x.shape) - len(call.normalized_shape), row_major(x.shape)
     if which:
@@ -213,23 +212,6 @@ def accumulated(base: In, places: int, count: int, values: In, shape: Sequence[i
     along += [0] * len(shape[indexed]) + row_major(shape[indexed.stop :])
     added = cells(values, along, [(after, count)])
     return cells(base, row_major(shape)) + total(choose(equal(at, where), added, 0))
-
-
-@rule("gradient", "convolution_backward")
-def _convolution(call: Call) -> Plan:
-    g, x, which = call.grad_output, call.input, _wanted_output(call)
-    if call.get("transposed") or call.get("groups", 1) != 1:
-        raise NotImplementedError("a convolution that is transposed, or in groups")
-    g_strides, x_strides, places = row_major(g.shape), row_major(x.shape), (g.shape[0], *g.shape[2:])
-    here = cells(
-        g, [g_strides[1], *[0] * (len(call.shape) - 1)], zip((g_strides[0], *g_strides[2:]), places, strict=True)
-    )
-    if which == 2:
-        return total(here)
-    if which == 0 or any(call.padding):
-        raise NotImplementedError("the input of a convolution, or one that pads")
-    kernel, moved = ([k * s for k, s in zip(by, x_strides[2:], strict=True)] for by in (call.dilation, call.stride))
-    return total(here * cells(x, [0, x_strides[1], *kernel], zip((x_strides[0], *moved), places, strict=True)))
 
 
 # ---- Adam in one kernel, which writes three tensors for each parameter

@@ -29,11 +29,12 @@ def _reducer(of: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _kth(x: Any, k: Any) -> Any:
-    return np.take_along_axis(-np.sort(-x, -1), k.astype(int), -1)
+    return np.take_along_axis(x, _kth_at(x, k), -1)
 
 
 def _kth_at(x: Any, k: Any) -> Any:
-    return np.take_along_axis(np.argsort(-x, -1, kind="stable"), k.astype(int), -1)
+    order = np.argsort(-x, -1, kind="stable")
+    return np.take_along_axis(order, np.broadcast_to(k.astype(int), (*x.shape[:-1], 1)), -1)
 
 
 erf = np.vectorize(math.erf, otypes=[float])

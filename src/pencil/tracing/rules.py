@@ -4,7 +4,7 @@ First what rules are written with: plans as arithmetic, an operation as it was c
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,9 @@ class Call:
     me: int  # the node this output becomes
     read: Callable[[In], Array]  # the values of a tensor read
     again: Callable[[], Any]  # the same operation on the places of its inputs, for what only moves
+    run: Callable[..., Any]  # the same operation, with these arguments changed
     table: Callable[[Array], str]  # keep a table, and give its key
+    beside: Callable[..., int]  # a node that this one's plan is written with: its name, plan and shape, or its values
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -90,6 +92,26 @@ class Call:
     def get(self, name: str, default: Any = None) -> Any:
         value = self.args.get(name)
         return default if value is None else value
+
+    def constant(self, values: Any, dtype: str = "float64") -> In:
+        """A tensor of numbers that follow from the operation alone, such as the weights of an interpolation."""
+        array = np.asarray(values)
+        return In(self.beside("constant", None, array.shape, dtype, array), array.shape, dtype)
+
+    def moved(self, name: str, places: Array, *sources: In) -> In:
+        """A tensor that only moves: each cell is at a place in the sources laid end to end."""
+        plan = ("table", self.table(places.reshape(-1)), [x.node for x in sources])
+        return In(self.beside(name, plan, places.shape, sources[0].dtype), places.shape, sources[0].dtype)
+
+    def extended(self, x: In, fill: float = 0.0) -> In:
+        """The cells of x in one row, and one more: what is read where there is none."""
+        n = math.prod(x.shape)
+        ends = [[0, ["ref", x.node, 0, [1], []]], [n, ["ref", self.constant(fill, x.dtype).node, 0, [0], []]]]
+        return In(self.beside("extended", ("cat", 0, ends), (n + 1,), x.dtype), (n + 1,), x.dtype)
+
+    def folded(self, shape: Sequence[int], plan: Plan) -> Plan:
+        """The output described in another shape of the same cells, where strides say what they cannot in its own."""
+        return P(("ref", self.beside("folded", plan, tuple(shape), self.dtype, self.out), 0, row_major(self.shape), []))
 
     def broadcast(self, x: Any) -> Any:
         """An operand as broadcasting gives it to each cell; a plain number is itself."""
@@ -122,11 +144,27 @@ class Call:
         return P(("ref", x.node, 0, along, [[strides[dim], x.shape[dim]]]))
 
 
+def cells(x: In | int, along: Sequence[int], over: Iterable[Sequence[int]] = (), start: int = 0) -> P:
+    """Cells of a tensor or node: a stride for each axis of the output; with `over` the (step, count) of terms."""
+    node = x.node if isinstance(x, In) else x
+    return P(("ref", node, start, list(along), [list(one) for one in over]))
+
+
+def axis(number: int) -> P:
+    """The cell's own index along an axis."""
+    return P(("axis", number))
+
+
 def row_major(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-Rule = Callable[[Call], Plan]
+def wanted_output(call: Call) -> int:
+    """Which gradient this output is: what `output_mask` leaves out is not returned, and later outputs move up."""
+    return [i for i, wanted in enumerate(call.output_mask) if wanted][call.out]
+
+
+Rule = Callable[[Call], Plan]  # a plan; of a leaf its kind as text, or nothing where the kind is that of the rule
 RULES: dict[str, tuple[str, Rule]] = {}  # operation -> kind, rule
 
 
@@ -192,6 +230,44 @@ ELEMENTWISE: dict[str, tuple[str, _Names, _Formula]] = {
     ),
     "hardsigmoid": ("activation", ("self",), lambda x: ramp(x)),
     "hardswish": ("activation", ("self",), lambda x: x * ramp(x)),
+    "mish": ("activation", ("self",), lambda x: x * tanh(step("ln(1 + e^x)", log(1 + exp(x))))),
+    "celu": (
+        "activation", ("self", ("alpha", 1)), lambda x, a: choose(fn("gt")(x, 0), x, (exp(x / a) - 1) * a)
+    ),
+    "_prelu_kernel": ("activation", ("self", "weight"), lambda x, w: choose(fn("gt")(x, 0), x, w * x)),
+    "softshrink": (
+        "activation", ("self", ("lambd", 0.5)),
+        lambda x, by: choose(fn("gt")(x, by), x - by, choose(fn("lt")(x, -by), x + by, 0 * x)),
+    ),
+    "hardshrink": (
+        "activation", ("self", ("lambd", 0.5)), lambda x, by: choose(fn("le")(fn("abs")(x), by), 0, x)
+    ),
+    "threshold": (
+        "activation", ("self", "threshold", "value"), lambda x, limit, value: choose(fn("le")(x, limit), value, x)
+    ),
+    "asin": ("elementwise", ("self",), lambda x: fn("atan")(x / sqrt(1 - square(x)))),
+    "acos": ("elementwise", ("self",), lambda x: math.pi / 2 - fn("atan")(x / sqrt(1 - square(x)))),
+    "sinh": ("elementwise", ("self",), lambda x: 0.5 * exp(x) - 0.5 * exp(-x)),
+    "cosh": ("elementwise", ("self",), lambda x: 0.5 * exp(x) + 0.5 * exp(-x)),
+    "erfc": ("elementwise", ("self",), lambda x: 1 - erf(x)),
+    "frac": ("elementwise", ("self",), lambda x: x - fn("trunc")(x)),
+    "sinc": ("elementwise", ("self",), lambda x: choose(fn("eq")(x, 0), 1, sin(math.pi * x) / (math.pi * x))),
+    "logit": ("elementwise", ("self",), lambda x: log(x / (1 - x))),
+    "fmod": ("elementwise", ("self", "other"), lambda a, b: a - fn("trunc")(a / b) * b),
+    "fmax": ("elementwise", ("self", "other"), fn("greater")),
+    "fmin": ("elementwise", ("self", "other"), fn("lesser")),
+    "hypot": ("elementwise", ("self", "other"), lambda a, b: sqrt(square(a) + square(b))),
+    "xlogy": ("elementwise", ("self", "other"), lambda a, b: choose(fn("eq")(a, 0), 0, a * log(b))),
+    "logaddexp": (
+        "elementwise", ("self", "other"), lambda a, b: fn("greater")(a, b) + log(1 + exp(-fn("abs")(a - b)))
+    ),
+    "atan2": (
+        "elementwise", ("self", "other"),
+        lambda y, x: choose(
+            fn("eq")(x, 0), fn("sign")(y) * (math.pi / 2),
+            fn("atan")(y / x) + choose(fn("gt")(x, 0), 0, choose(fn("ge")(y, 0), math.pi, -math.pi)),
+        ),
+    ),
     "relu6": ("activation", ("self",), lambda x: fn("lesser")(fn("greater")(x, 0), 6)),
     "sign": ("elementwise", ("self",), fn("sign")),
     "floor": ("elementwise", ("self",), fn("floor")),
@@ -280,6 +356,34 @@ def _gelu(call: Call) -> Plan:
     return x * step("Φ", 0.5 * (1 + erf(x / math.sqrt(2))))
 
 
+@rule("activation", "glu")
+def _glu(call: Call) -> Plan:
+    x, dim = call.self, call.get("dim", -1) % len(call.shape)
+    strides = row_major(x.shape)
+    gate = cells(x, strides, start=call.shape[dim] * strides[dim])
+    return cells(x, strides) * step("σ", 1 / (1 + exp(-gate)))
+
+
+@rule("activation", "log_sigmoid_forward")
+def _log_sigmoid(call: Call) -> Plan:
+    x = call.broadcast(call.self)
+    power = exp(-fn("abs")(x))
+    return power if call.out else fn("lesser")(x, 0) - log(1 + power)
+
+
+@rule("activation", "rrelu_with_noise")
+def _random_relu(call: Call) -> Plan:
+    if call.out:
+        return "noise"
+    x = call.broadcast(call.self)
+    drawn = (
+        cells(call.me + 1, row_major(call.shape))
+        if call.get("training")
+        else (call.get("lower", 0.125) + call.get("upper", 1 / 3)) / 2
+    )
+    return choose(fn("gt")(x, 0), x, drawn * x)
+
+
 @rule("mask", "bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor")
 def _bits(call: Call) -> Plan:
     if call.op == "bitwise_not":
@@ -313,7 +417,7 @@ def _complex(call: Call) -> Plan:
 @rule("modulation", "native_dropout")
 def _dropped(call: Call) -> Plan:
     if call.out == 1:
-        return None  # drawn
+        return "noise"
     mask = P(("ref", call.me + 1, 0, row_major(call.shape), []))
     return call.broadcast(call.input) * mask / (1 - call.p)
 
@@ -346,43 +450,89 @@ REDUCTIONS: dict[str, Callable[[P], P]] = {
     "logsumexp": _log_sum_exp,
     "linalg_vector_norm": lambda terms: sqrt(total(square(terms))),
     "norm": lambda terms: sqrt(total(square(terms))),
+    "count_nonzero": lambda terms: total(fn("ne")(terms, 0)),
+    "nansum": lambda terms: total(choose(fn("isnan")(terms), 0, terms)),
 }
 
 
 @rule("sum", *REDUCTIONS)
 def _reduce(call: Call) -> Plan:
-    if (power := call.get("ord", call.get("p", 2))) != 2:
-        raise NotImplementedError(f"a norm of order {power}")
+    if "norm" in call.op and (power := call.get("ord", call.get("p", 2))) != 2:
+        return _norm(fn("abs")(call.reduced()), power)
     return REDUCTIONS[call.op](call.reduced())
 
 
-@rule("sum", "var", "std", "var_mean")
+def _norm(terms: P, power: float) -> P:
+    """(Σ |x|^p)^(1/p); of p = ∞ the largest, of 0 the number that are not 0."""
+    if math.isinf(power):
+        return most(terms) if power > 0 else least(terms)
+    if power in (0, 1):
+        return total(terms if power else fn("ne")(terms, 0))
+    return fn("pow")(total(fn("pow")(terms, power)), 1 / power)
+
+
+@rule("sum", "aminmax")
+def _aminmax(call: Call) -> Plan:
+    return (most if call.out else least)(call.reduced())
+
+
+@rule("lookup", "bucketize", "searchsorted")
+def _bucket(call: Call) -> Plan:
+    """How many of the sorted boundaries lie below."""
+    edges = call.boundaries if call.op == "bucketize" else call.sorted_sequence
+    if len(edges.shape) != 1 or call.get("sorter") is not None:
+        raise NotImplementedError("boundaries of their own for each row")
+    right = call.get("right", False) or call.get("side") == "right"
+    below = fn("le" if right else "lt")(
+        cells(edges, [0] * len(call.shape), [(1, edges.shape[0])]), call.broadcast(call.self)
+    )
+    return total(below)
+
+
+@rule("sum", "var", "std", "var_mean", "std_mean")
 def _variance(call: Call) -> Plan:
     terms = call.reduced()
     mean = step("mean", mean_of(terms))
-    if call.op == "var_mean" and call.out == 1:
+    if call.out == 1:
         return mean
     correction = call.get("correction", 1 if call.get("unbiased", True) else 0)
     variance = total(square(terms - mean)) / (count_of(terms) - correction)
-    return sqrt(step("variance", variance)) if call.op == "std" else variance
+    return sqrt(step("variance", variance)) if call.op.startswith("std") else variance
 
 
-@rule("sample", "max", "min", "argmax", "argmin", "topk", "sort", "median", "mode")
+@rule("sample", "max", "min", "argmax", "argmin")
 def _largest(call: Call) -> Plan:
-    x, dim = call.self, call.get("dim")
-    if call.op in ("topk", "sort"):
-        if not call.get("largest", call.op == "topk" or call.get("descending", False)):
-            raise NotImplementedError(f"{call.op} from the least")
-        dim = (dim if dim is not None else -1) % len(x.shape)
-        terms = call.over(x, dim, keep=True)
-        return fn("kth" if call.out == 0 else "kth_at")(terms, P(("axis", dim)))
-    if call.op in ("median", "mode"):
-        raise NotImplementedError(call.op)
     if isinstance(call.get("other"), In):
-        return fn("greater" if call.op == "max" else "lesser")(call.broadcast(x), call.broadcast(call.other))
-    terms = call.reduced()
+        return fn("greater" if call.op == "max" else "lesser")(call.broadcast(call.self), call.broadcast(call.other))
     place = call.op.startswith("arg") or call.out == 1
-    return fn(f"{'arg' if place else ''}{call.op.removeprefix('arg')}")(terms)
+    return fn(f"{'arg' if place else ''}{call.op.removeprefix('arg')}")(call.reduced())
+
+
+@rule("sample", "topk", "sort", "kthvalue", "median")
+def _in_order(call: Call) -> Plan:
+    """The k-th of a line, and its place in it: from the largest, or of the negated line, from the least."""
+    x, dim = call.self, call.get("dim", None if call.op == "median" else -1)
+    if call.op in ("topk", "sort"):
+        terms, k = call.over(x, dim, keep=True), axis(dim % len(x.shape)) if x.shape else 0
+        falling = call.get("largest", True) if call.op == "topk" else call.get("descending", False)
+    else:
+        terms, falling = call.over(x, dim, bool(call.get("keepdim"))), False
+        k = (count_of(terms) - 1) // 2 if call.op == "median" else call.k - 1
+    if call.out == 1:
+        return fn("kth_at")(terms if falling else -terms, k)
+    return fn("kth")(terms, k) if falling else -fn("kth")(-terms, k)
+
+
+@rule("lookup", "nonzero")
+def _nonzero(call: Call) -> Plan:
+    """The k-th place that is not 0, from the front: the k-th least of the places that are not."""
+    x, n = call.self, math.prod(call.self.shape)
+    ids = cells(call.constant(np.arange(n)), (0, 0), [(1, n)])
+    found = step("place", -fn("kth")(choose(fn("ne")(cells(x, (0, 0), [(1, n)]), 0), -ids, -math.inf), axis(0)))
+    index: Any = 0
+    for d, (size, stride) in enumerate(zip(x.shape, row_major(x.shape), strict=True)):
+        index = choose(fn("eq")(axis(1), d), fn("mod")(fn("floor")(found / stride), size), index)
+    return index
 
 
 @rule("softmax", "_softmax", "_log_softmax", "softmax", "_safe_softmax")
@@ -398,14 +548,14 @@ def _softmax(call: Call) -> Plan:
     return exp(x - top) / sum_
 
 
-@rule("sum", "cumsum")
+@rule("sum", "cumsum", "cumprod")
 def _running(call: Call) -> Plan:
     if not call.shape:
         return call.broadcast(call.self)
     strides, dim = row_major(call.shape), call.dim % len(call.shape)
     before = fn("rounded")(P(("ref", call.me, -strides[dim], strides, [])))
     x = call.broadcast(call.self)
-    return choose(fn("eq")(P(("axis", dim)), 0), x, before + x)
+    return choose(fn("eq")(axis(dim), 0), x, before * x if call.op == "cumprod" else before + x)
 
 
 def _normalized(call: Call) -> tuple[P, int]:
@@ -446,50 +596,70 @@ def _rms_norm(call: Call) -> Plan:
     return out if call.get("weight") is None else out * call.broadcast(call.weight)
 
 
-@rule("layernorm", "_native_batch_norm_legit_no_training", "native_batch_norm")
-def _batch_norm(call: Call) -> Plan:
-    if call.out or call.get("training"):
-        raise NotImplementedError("batch norm in training")
-    x = call.input
-
-    def channel(t: In) -> P:
-        return P(("ref", t.node, 0, [int(d == 1) for d in range(len(x.shape))], []))
-
-    out = (call.broadcast(x) - channel(call.running_mean)) / sqrt(channel(call.running_var) + call.eps)
-    out = out if call.get("weight") is None else out * channel(call.weight)
-    return out if call.get("bias") is None else out + channel(call.bias)
-
-
-@rule("loss", "nll_loss_forward")
+@rule("loss", "nll_loss_forward", "nll_loss2d_forward")
 def _nll(call: Call) -> Plan:
+    """−Σ w·x[target]/Σ w over what is counted; x has an axis of classes, and perhaps more after it."""
     x, targets = call.self, call.read(call.target).reshape(-1)
-    if call.get("weight") is not None or len(x.shape) != 2:
-        raise NotImplementedError("a loss with weights or of this shape")
+    reduction, weight = call.get("reduction", 1), call.get("weight")
+    after = math.prod(x.shape[2:])
+    classes = x.shape[1] if len(x.shape) > 1 else x.shape[0]
+    at = np.arange(len(targets))
+    places = at // after * classes * after + np.clip(targets, 0, classes - 1) * after + at % after
+    if reduction == 0:
+        if call.out == 1:
+            return 0
+        loss = -P(("list", x.node, call.table(places), 1))
+        if weight is not None:
+            loss = loss * P(("list", weight.node, call.table(np.clip(targets, 0, classes - 1)), 1))
+        return choose(fn("eq")(call.broadcast(call.target), call.get("ignore_index", -100)), 0, loss)
     counted = np.flatnonzero(targets != call.get("ignore_index", -100))
+    if call.out == 1 and weight is None:
+        return len(counted)
+    if not len(counted):
+        return P(("num", "nan")) if reduction == 1 and call.out == 0 else 0
+    terms: Any = P(("list", x.node, call.table(places[counted][None]), len(counted)))
+    divisor: Any = len(counted)
+    if weight is not None:
+        weights = P(("list", weight.node, call.table(targets[counted][None]), len(counted)))
+        terms, divisor = weights * terms, total(weights)
     if call.out == 1:
-        return len(counted) if call.get("reduction", 1) else 0
-    if not len(counted) and call.get("reduction", 1):
-        return P(("num", "nan")) if call.get("reduction", 1) == 1 else 0
-    places = counted * x.shape[1] + targets[counted]
-    if call.get("reduction", 1) == 0:
-        places = np.arange(len(targets)) * x.shape[1] + np.clip(targets, 0, None)
-        skipped = fn("eq")(call.broadcast(call.target), call.get("ignore_index", -100))
-        return choose(skipped, 0, -P(("list", x.node, call.table(places), 1)))
-    loss = -total(P(("list", x.node, call.table(places[None]), len(places))))
-    return loss / len(counted) if call.get("reduction", 1) == 1 else loss
+        return divisor
+    return -total(terms) / divisor if reduction == 1 else -total(terms)
 
 
-@rule("loss", "mse_loss", "binary_cross_entropy_with_logits")
+def _distance(x: P, y: P, limit: float) -> Any:
+    """Half the square of a difference that is small, of a larger one its size."""
+    size = fn("abs")(x - y)
+    return choose(fn("lt")(size, limit), 0.5 * square(size), limit * (size - 0.5 * limit))
+
+
+LOSSES: dict[str, Callable[[Call, P, P], Any]] = {
+    "mse_loss": lambda call, x, y: square(x - y),
+    # x − xy + ln(1 + e^−x), without a power that overflows
+    "binary_cross_entropy_with_logits": lambda call, x, y: fn("greater")(x, 0) - x * y + log(1 + exp(-fn("abs")(x))),
+    "binary_cross_entropy": lambda call, x, y: (
+        (y - 1) * fn("greater")(log(1 - x), -100) - y * fn("greater")(log(x), -100)
+    ),
+    "huber_loss": lambda call, x, y: _distance(x, y, call.get("delta", 1.0)),
+    "smooth_l1_loss": lambda call, x, y: _distance(x, y, call.get("beta", 1.0)) / call.get("beta", 1.0),
+    "soft_margin_loss": lambda call, x, y: log(1 + exp(-y * x)),
+}
+
+
+@rule("loss", *LOSSES)
 def _cell_loss(call: Call) -> Plan:
-    if call.get("weight") is not None or call.get("pos_weight") is not None:
-        raise NotImplementedError("a loss with weights")
+    if call.get("pos_weight") is not None or (call.op == "smooth_l1_loss" and not call.get("beta", 1.0)):
+        raise NotImplementedError("a loss with weights of the right, or without a width")
     alone, reduction = call.get("reduction", 1) == 0, call.get("reduction", 1)
-    x, y = (call.broadcast(t) if alone else call.over(t, None) for t in (call.self, call.target))
-    if call.op == "mse_loss":
-        loss = square(x - y)
-    else:
-        # x − xy + ln(1 + e^−x), without a power that overflows
-        loss = fn("greater")(x, 0) - x * y + log(1 + exp(-fn("abs")(x)))
+    if not alone and call.get("weight") is not None and call.weight.shape != call.self.shape:
+        raise NotImplementedError("a loss with weights of another shape")
+    x, y, *weight = (
+        call.broadcast(t) if alone else call.over(t, None)
+        for t in (call.self, call.target, call.get("weight"))
+        if t is not None
+    )
+    loss = LOSSES[call.op](call, x, y)
+    loss = loss * weight[0] if weight else loss
     if alone:
         return loss
     return total(loss) / math.prod(call.self.shape) if reduction == 1 else total(loss)
@@ -505,10 +675,11 @@ OPERANDS = (
     ("self", "mat2"),
     ("self", "vec"),
     ("self", "tensor"),
+    ("self", "other"),
 )
 
 
-@rule("dot", "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "addmv")
+@rule("dot", "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "vdot", "addmv")
 def _dot(call: Call) -> Plan:
     a, b = next((call.args[x], call.args[y]) for x, y in OPERANDS if x in call.args and y in call.args)
     rows, columns = row_major(a.shape), row_major(b.shape)
@@ -526,23 +697,34 @@ def _dot(call: Call) -> Plan:
     return product if beta == 0 else product + times(beta, call.broadcast(call.self))
 
 
-@rule("patch", "convolution")
-def _convolution(call: Call) -> Plan:
-    x, w = call.input, call.weight
-    if call.get("transposed") or call.get("groups", 1) != 1:
-        raise NotImplementedError("a convolution that is transposed, or in groups")
-    count = len(w.shape) - 2
-    stride, dilation = (list(v) * (count if len(v) == 1 else 1) for v in (call.stride, call.dilation))
-    here, kernel = row_major(x.shape), row_major(w.shape)
-    along = [here[0], 0, *(s * n for s, n in zip(stride, here[2:], strict=True))]
-    inner = [here[1], *(d * n for d, n in zip(dilation, here[2:], strict=True))]
-    steps = [[s, n] for s, n in zip(inner, w.shape[1:], strict=True)]
-    across = [[s, n] for s, n in zip(kernel[1:], w.shape[1:], strict=True)]
-    weights = P(("ref", w.node, 0, [0, kernel[0], *([0] * count)], across))
-    product = total(P(("ref", x.node, 0, along, steps)) * weights)
-    if call.get("bias") is None:
-        return product
-    return product + P(("ref", call.bias.node, 0, [0, 1, *([0] * count)], []))
+@rule("dot", "_trilinear")
+def _trilinear(call: Call) -> Plan:
+    """Σ a·b·c over some axes, of three tensors that lack others."""
+    gone, factors, sizes = call.sumdim, [], {}
+    for x, lacks in ((call.i1, call.expand1), (call.i2, call.expand2), (call.i3, call.expand3)):
+        strides, shape = row_major(x.shape), list(x.shape)
+        for d in sorted(lacks):
+            strides.insert(d, 0)
+            shape.insert(d, 1)
+        sizes |= {d: n for d, n in enumerate(shape) if n > 1}
+        factors.append((x, [s * (n > 1) for s, n in zip(strides, shape, strict=True)]))
+    a, b, c = (
+        cells(x, [s for d, s in enumerate(to) if d not in gone], [(to[d], sizes.get(d, 1)) for d in gone])
+        for x, to in factors
+    )
+    return total(a * b * c)
+
+
+@rule("dot", "_cdist_forward", "_euclidean_dist")
+def _distances(call: Call) -> Plan:
+    a, b = call.x1, call.x2
+    n, rows, columns = a.shape[-1], row_major(a.shape), row_major(b.shape)
+    if len(a.shape) != len(b.shape) or a.shape[:-2] != b.shape[:-2]:
+        raise NotImplementedError("distances that are broadcast")
+    x, y = cells(a, [*rows[:-1], 0], [(1, n)]), cells(b, [*columns[:-2], 0, columns[-2]], [(1, n)])
+    if call.op == "_euclidean_dist":  # of many: in the order of the kernel, by a product
+        return sqrt(fn("greater")(total(-2 * x * y) + total(square(x)) + total(square(y)), 0))
+    return sqrt(total(square(x - y))) if call.p == 2 else _norm(fn("abs")(x - y), call.p)
 
 
 # ---- operations that only move values: copies, lookups, joins, and views of memory
@@ -597,7 +779,9 @@ unsafe_split split_with_sizes unbind chunk as_strided flatten unflatten narrow d
 view_as expand_as stack repeat flip roll rot90 index index_select gather take take_along_dim masked_select
 constant_pad_nd reflection_pad1d tile repeat_interleave slice_scatter select_scatter index_put index_copy scatter
 index_fill masked_scatter diagonal_scatter as_strided_scatter _index_put_impl pixel_shuffle pixel_unshuffle
-channel_shuffle
+channel_shuffle reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d im2col
+upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+_upsample_nearest_exact3d max_unpool2d max_unpool3d _pack_padded_sequence _pad_packed_sequence
 """.split()
 
 
@@ -605,6 +789,8 @@ channel_shuffle
 def _moved(call: Call) -> Plan:
     if call.op == "repeat_interleave" and "self" not in call.args:
         raise NotImplementedError("repeats counted by a tensor")
+    if "packed_sequence" in call.op and call.out:
+        return "constant"  # how many sequences are left at each step
     return call.again()
 
 
@@ -644,9 +830,10 @@ DRAWN = "rand randn rand_like randn_like randint randperm bernoulli multinomial 
 
 
 UNSET = "empty empty_like new_empty empty_strided new_empty_strided".split()
+SHAPES = "hann_window hamming_window blackman_window bartlett_window kaiser_window".split()
 
 
 @rule("noise", *DRAWN)
-@rule("constant", *UNSET)
+@rule("constant", *UNSET, *SHAPES)
 def _values_alone(call: Call) -> Plan:
     return None

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from ..config import UserError
 from .backward_rules import accumulated, adam, cells, first_moment, placed, second_moment
 from .graph import Node
-from .rules import P, row_major, step
-from .tape import Tape, dtype_of, memory_of, off
+from .rules import row_major, step
+from .tape import Tape, memory_of, off
 
 GRADIENT, CLIPPED, OLD, NEW = "grad:", "clipped:", "old:", "new:"
 PROBABILITIES, LOG_PROBABILITIES = "probabilities", "log_probabilities"
@@ -186,17 +186,6 @@ class StepTape(Tape):
             m_now = cells(self._written(m, "adam.m", first_moment(old_m, gradient, options)), here)
             v_now = cells(self._written(v, "adam.v", second_moment(old_v, gradient, options)), here)
             self._written(p, "adam", adam(weight, m_now, v_now, steps, options, decoupled))
-
-    def _written(self, target: Tensor, op: str, plan: P) -> int:
-        """The node of a tensor that was written in place, whose plan is known."""
-        memory = memory_of(target)
-        node = self._append(
-            Node(self.fresh(op), op, "update", tuple(target.shape), dtype_of(target), tuple(plan)), target.detach()
-        )
-        self.sharing.setdefault(memory, []).append(node)
-        self.changes.setdefault(memory, []).append((node, target))
-        self.of[id(target)] = (node, len(self.changes[memory]))
-        return node
 
     def _describe(self, node: int, func: Any, op: str, inputs: dict[str, Any], arguments: Any, i: int, me: int) -> None:
         n = self.nodes[node]

@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_any, tree_map_only
 
 from ..config import UserError
+from . import backward_rules as _backward_rules  # noqa: F401  for what it adds to RULES
+from . import window_rules as _window_rules  # noqa: F401
 from .graph import Array, Graph, Node, Plan
 from .rules import RULES, Call, In
 
@@ -103,7 +105,17 @@ VIEWS = set(
     "view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split "
     "unsafe_split split_with_sizes unbind diagonal unfold".split()
 )
-DATA = ("self", "input", "tensors", "src", "source", "values", "value")  # arguments whose values are moved
+DATA = ("self", "input", "data", "tensors", "src", "source", "values", "value")  # arguments whose values are moved
+
+
+# those whose kernels take no whole numbers; and those that put a number where nothing is
+REAL = {
+    f"{kind}{n}d" for kind in ("reflection_pad", "replication_pad", "upsample_nearest", "_upsample_nearest_exact")
+    for n in (1, 2, 3)
+}  # fmt: skip
+FILLED = {"im2col", "max_unpool2d", "max_unpool3d", "_pad_packed_sequence"}
+# what operations write that their schema does not say
+HIDDEN_WRITES = {"native_batch_norm": ["running_mean", "running_var"]}
 
 
 # ---- the tape
@@ -282,13 +294,17 @@ class Tape(TorchDispatchMode, Graph):
         op = schema.name.split("::")[1]
         arguments = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
         written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        if op == "convolution" and any(arguments["padding"]) and not arguments["transposed"]:
-            return self._padded(arguments)
         inputs = {name: self._seen(value) for name, value in arguments.items()}
-        if written:
+        if written and (not schema.returns or any(r.alias_info for r in schema.returns)):
             return self._in_place(func, op, arguments, inputs, written)
+        aside = [name for name in written or HIDDEN_WRITES.get(op, []) if isinstance(arguments.get(name), Tensor)]
+        before = {name: self._kept(arguments[name]) for name in aside}
         out = func(*args, **kwargs)
-        self._record(func, op, inputs, arguments, out)
+        outputs = self._record(func, op, inputs, arguments, out)
+        for i, (name, old) in enumerate(before.items(), outputs):
+            if not torch.equal(old, arguments[name]):
+                node = self._written(arguments[name], f"{op}.{name}")
+                self._describe(node, func, op, inputs, arguments, i, node)
         if self.edits and isinstance(out, Tensor):
             # a value that only has the name that the tape gives
             out = self.change(self.nodes[self.of[id(out)][0]].name, out)
@@ -302,29 +318,27 @@ class Tape(TorchDispatchMode, Graph):
             return [self._seen(v) for v in value]
         return value
 
-    def _padded(self, arguments: dict[str, Any]) -> Tensor:
-        """A convolution that pads: the padding as an operation of its own, then one that does not."""
-        pads = [p for side in reversed(arguments["padding"]) for p in (side, side)]
-        with self:
-            wide = torch.ops.aten.constant_pad_nd.default(arguments["input"], pads, 0.0)
-            plain = {**arguments, "input": wide, "padding": [0] * len(arguments["padding"])}
-            return torch.ops.aten.convolution.default(**plain)
+    def _kept(self, value: Tensor) -> Tensor:
+        """A copy of what an operation writes beside its outputs."""
+        self._set_aside(memory_of(value))
+        with off():
+            return value.detach().clone()
 
-    def _record(self, func: Any, op: str, inputs: dict[str, Any], arguments: dict[str, Any], out: Any) -> None:
+    def _record(self, func: Any, op: str, inputs: dict[str, Any], arguments: dict[str, Any], out: Any) -> int:
+        """Nodes for the outputs of an operation; how many it has."""
         outs = [o for o in (out if isinstance(out, list | tuple) else [out]) if isinstance(o, Tensor)]
-        if not outs:
-            return  # a size or a truth, read by Python itself
         first = len(self.nodes)
         for i, o in enumerate(outs):
             if id(o) in self.of and self.node_of(o) < first:
                 continue  # returned unchanged
             node = self._add(o, op, "", None)
             if o.numel():
-                self._describe(node, func, op, inputs, arguments, i, first + i)
-            if not self.nodes[-1].moves:
+                self._describe(node, func, op, inputs, arguments, i, node)
+            if not self.nodes[node].moves:
                 self.bytes += o.numel() * o.element_size()
                 if self.budget is not None and self.bytes > self.budget:
                     raise TooMuch
+        return len(outs)  # none where it is a size or a truth, read by Python itself
 
     def _describe(self, node: int, func: Any, op: str, inputs: dict[str, Any], arguments: Any, i: int, me: int) -> None:
         n = self.nodes[node]
@@ -337,15 +351,35 @@ class Tape(TorchDispatchMode, Graph):
             me,
             read=lambda x: self.value(x.node),
             again=lambda: self._moved(func, inputs, arguments, i),
+            run=lambda **changed: self._run(func, arguments | changed),
             table=self._table,
+            beside=lambda name, plan, shape, dtype, value=None: self._beside(node, name, plan, shape, dtype, value),
         )
         if op not in RULES:
             raise UserError(f"the operation {op} (at {n.name}) has no receipt yet")
         n.kind, rule = RULES[op]
         try:
-            n.plan = rule(call)
+            plan = rule(call)
         except NotImplementedError as error:
             raise UserError(f"the operation {op} (at {n.name}) has no receipt for {error}") from None
+        n.kind, n.plan = (plan, None) if isinstance(plan, str) else (n.kind, plan)
+
+    def _run(self, func: Any, arguments: dict[str, Any]) -> Any:
+        with off():
+            return func(**arguments)
+
+    def _beside(self, node: int, name: str, plan: Plan, shape: Any, dtype: str, value: Any) -> int:
+        """A node that another's plan is written with: that one in another shape, a constant, or what only moves."""
+        n = self.nodes[node]
+        if isinstance(value, np.ndarray):
+            return self._add(torch.as_tensor(value).to(getattr(torch, dtype)), name, "constant", None)
+        if name == "folded":
+            own = self.values[node]
+            assert own is not None
+            with off():
+                own = own.reshape(shape)
+            return self._add(own, n.op, n.kind, plan, self.fresh(name))
+        return self._append(Node(self.fresh(name), n.op, "move", tuple(shape), dtype, plan), None)
 
     def _moved(self, func: Any, inputs: dict[str, Any], arguments: dict[str, Any], which: int) -> Plan:
         """The plan of one output: strides where it is a view, else a table of places in the inputs laid end to end."""
@@ -365,6 +399,10 @@ class Tape(TorchDispatchMode, Graph):
             return ("ref", x.node, int(out.storage_offset()), list(out.stride()), [])
         sources: list[int] = []
         start = 0
+        if op in FILLED:  # the place 0 is of a zero, which is where nothing is
+            empty = torch.tensor(arguments.get("padding_value", 0), dtype=getattr(torch, inputs[data[0]].dtype))
+            sources.append(self._add(empty, "constant", "constant", None))
+            arguments, start = {**arguments, "padding_value": 0} if op == "_pad_packed_sequence" else arguments, 1
 
         def numbered(x: Any) -> Any:
             nonlocal start
@@ -373,6 +411,7 @@ class Tape(TorchDispatchMode, Graph):
             sources.append(x.node)
             begin, start = start, start + int(np.prod(x.shape, dtype=np.int64))
             places = torch.arange(begin, start).reshape(x.shape)
+            places = places.double() if op in (*REAL, *FILLED) else places
             return laid_like(places, arguments["self"]) if op == "as_strided" else places
 
         with off():
@@ -389,7 +428,7 @@ class Tape(TorchDispatchMode, Graph):
                     args[name], start = start, start + 1
             out = func(**args)
         out = out[which] if isinstance(out, list | tuple) else out
-        return ("table", self._table(out.numpy().reshape(-1)), sources)
+        return ("table", self._table(out.numpy().reshape(-1).astype(np.int64)), sources)
 
     def _in_place(
         self, func: Any, op: str, arguments: dict[str, Any], inputs: dict[str, Any], written: list[str]
@@ -397,19 +436,25 @@ class Tape(TorchDispatchMode, Graph):
         """An operation that writes into its argument: what was recorded of that memory is copied first."""
         if len(written) != 1 or not isinstance(arguments[written[0]], Tensor):
             raise UserError(f"the operation {op} writes into several tensors at once, which no receipt can show")
-        target, name = arguments[written[0]], written[0]
-        plain = op.removesuffix("_")
-        old, memory = inputs[name], memory_of(target)
-        self._set_aside(memory)
+        target, plain = arguments[written[0]], op.removesuffix("_")
+        self._set_aside(memory_of(target))
         with off():
             out = func(**arguments)
-        node = self._append(Node(self.fresh(plain), plain, "", tuple(target.shape), old.dtype), target.detach())
-        self.sharing.setdefault(memory, []).append(node)
+        node = self._written(target, plain)
         read = {k: v for k, v in inputs.items() if k != "out"}
         self._describe(node, functional(func), plain, read, arguments, 0, node)
+        return out
+
+    def _written(self, target: Tensor, op: str, plan: Plan = None, kind: str = "update") -> int:
+        """The node of a tensor that was written in place."""
+        memory = memory_of(target)
+        node = self._append(
+            Node(self.fresh(op), op, kind, tuple(target.shape), dtype_of(target), plan), target.detach()
+        )
+        self.sharing.setdefault(memory, []).append(node)
         self.changes.setdefault(memory, []).append((node, target))
         self.of[id(target)] = (node, len(self.changes[memory]))
-        return out
+        return node
 
     def _set_aside(self, memory: int) -> None:
         """Copy what was recorded of this memory, which is about to be written."""
