@@ -17,6 +17,7 @@ SHORT = {
     "explore": f"{FOLDER.parent}/tests/runs-0.6/gpt --clients 2 --seconds 2 --receipts 3 --depth 1 --width 48",
     "fine_tuning": "--source-steps 8 --steps 8 --bytes 3000",
     "first_rate": "vit",
+    "foreign_modules": "--only Conv",
     "guard": "",
     "importing": "--depth 1",
     "int8": "notes.txt --preset nanogpt --steps 3",
