@@ -119,6 +119,19 @@ def first_thumb(page: Any) -> None:
     settled(page, 1500)
 
 
+def ten_steps(page: Any) -> None:
+    """Ten steps towards another description, and the receipt of a gradient."""
+    page.get_by_label("The right description").fill("a seven above a three")
+    page.get_by_label("The right description").press("Enter")
+    settled(page, 1500)
+    page.get_by_role("button", name="Ten steps").click()
+    settled(page, 2500)
+    page.locator("a[data-cell^='grad:']").first.click()
+    settled(page)
+    page.mouse.move(5, 5)
+    page.evaluate("scrollTo(0, 0)")
+
+
 SHOTS = [
     Shot("answer", address="view=answer&token=1&attention=head:2:2", act=point, height=1060),
     Shot("why", address="view=why", act=down_to_a_pixel, height=1060),
@@ -127,6 +140,7 @@ SHOTS = [
     Shot("map", address="view=map&at=blocks.1.attn", height=900),
     Shot("numbers", address="view=numbers&cell=blocks.1.attn.scores[0,1,19,6]", height=1000),
     Shot("change", address="view=change", act=switch_a_head_off, height=1150),
+    Shot("learn", address="view=learn", act=ten_steps, height=1300),
     Shot("compare", address="view=compare", act=another_picture, height=1150),
     Shot("tours", address="view=tours&tour=002&section=6", act=predict, height=1000),
     Shot("katas", address="view=katas&kata=softmax", act=forget_to_scale, height=800),

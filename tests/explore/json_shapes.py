@@ -14,7 +14,8 @@ MODEL = {
     "heads": int, "live": bool,
     "input": {"text?": {"label": str, "longest": int, "optional": bool}, "source?": {"label": str, "longest": int},
               "picture?": {"height": int, "width": int, "channels": int, "frames?": int}, "label?": {"classes": [str]}},
-    "output": {"tokens", "classes", "picture", "vector"}, "unmeasured": str, "controls": [CONTROL], "example": INPUT,
+    "output": {"tokens", "classes", "picture", "vector"}, "unmeasured": str,
+    "target": ({"label": str, "classes": [str]}, str), "controls": [CONTROL], "example": INPUT,
     "examples": [{"name": str, "input": INPUT}],
 }  # fmt: skip
 BAR = {"label": str, "id": int, "logit": NUMBER, "probability": NUMBER, "cell": CELL}
@@ -55,6 +56,17 @@ RECEIPT = {
     "lines": [str], "steps": [{"word": str, "formula": str, "value": NUMBER}],
     "terms": [{"cell": CELL, "label": str, "value": NUMBER}], "leading": [int], "reworked": (NUMBER, None),
     "recorded": NUMBER, "allowed": NUMBER, "agrees": bool, "masked": bool,
+}  # fmt: skip
+TAKEN = {"loss": NUMBER, "probabilities": [NUMBER]}
+LEARNING = {
+    "loss": NUMBER, "targets": [{"after": str, "label": str, "probability": NUMBER, "cell": CELL}], "norm": (NUMBER, None),
+    "clip": (float, None), "rates": dict,
+    "parts": [{"id": str, "norm": NUMBER, "heads": [NUMBER],
+               "pairs": [{"name": str, "symbol": str, "shape": [int], "norm": NUMBER, "thumb": [int], "value": str,
+                          "gradient": str}]}],
+    "changes": [{"cell": CELL, "label": str, "before": NUMBER, "after": NUMBER, "gradient": NUMBER, "change": NUMBER,
+                 "relative": (NUMBER, None)}],
+    "history": [TAKEN], "undescribed": [str],
 }  # fmt: skip
 HEAD = {"head": int, "names": [str], "scored": str, "score": (float, None), "baseline": (float, None), "thumbnail": str}
 ATTENTION = {"groups": [{"name": {"", "encoder", "decoder", "cross", "text"},

@@ -1,17 +1,22 @@
 """A training step of a run, opened: on an input, or an update that the run really made, replayed from its seed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import UserError, build
+from ..core.layers import evaluating
 from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace
 from ..tracing.loss import EXACT, NONE, check_targets, logits_of
+from ..tracing.recording import EveryValue
 from ..tracing.step import StepTrace, check_loss, recorded_step, trace_step
 from ..tracing.step_tape import StepTape
 from ..tracing.tape import off
@@ -23,35 +28,93 @@ from ..train.settings import TrainConfig, resumed
 from .run_data import task_of
 
 
+class StepMaker:
+    """Makes training steps on what a trace has read, with the settings of its run and without dropout.
+
+    A step can be recorded, which changes nothing, or taken: then the model and what its optimizers remember go on.
+    """
+
+    def __init__(self, loaded: Loaded, live: LiveTrace):
+        if live.traced_model.targets is None:
+            raise UserError(
+                f"a {loaded.run.family} has no loss without a target: name it with --target, or take a batch of the "
+                "training with --update-at"
+            )
+        recorded = resumed(loaded.run.path, loaded.run.config["train"], {})
+        self._live, self._config = live, _as_recorded(build(TrainConfig, recorded, "train."))
+        self.model = live.traced_model.model
+        with self._trainable():
+            self.optimizers = make_optimizers(self.model, self._config)
+
+    def record(self) -> StepTrace:
+        """The step, recorded; the model is afterwards as it was."""
+        inputs, optimizers = self._live.traced_model.inputs, list(self.optimizers.values())
+        with self._trainable():
+            return trace_step(self.model, self._loss, inputs, optimizers, clip=self.clip, labels=self._live.labels)
+
+    def take(self) -> tuple[float, list[float]]:
+        """Take the step by the operations of a recorded one: the loss before it, and the probability of each target."""
+        traced, plain = self._live.traced_model, {}
+        if traced.probed:  # which keeps the model from its fused routes, as a recording does
+            plain["probe"] = EveryValue(lambda name, value: value)
+        with ExitStack() as stack:
+            stack.enter_context(self._trainable())
+            stack.enter_context(evaluating(self.model.modules()))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            logits, right = self._rows(self.model, *traced.inputs, **plain)
+            loss = F.cross_entropy(logits, right, ignore_index=NONE)
+            check_loss(loss)
+            loss.backward()
+            trained = [p for p in self.model.parameters() if p.grad is not None]
+            if self.clip is not None:
+                torch.nn.utils.clip_grad_norm_(trained, self.clip, foreach=False)
+            for optimizer in self.optimizers.values():
+                optimizer.step()
+            for p in trained:
+                p.grad = None
+            likely, counted = logits.detach().log_softmax(-1).exp(), right >= 0
+            return float(loss.detach()), likely[counted].gather(-1, right[counted, None])[:, 0].tolist()
+
+    @property
+    def clip(self) -> float | None:
+        """The largest norm that all gradients may have together."""
+        return self._config.clip or None
+
+    @property
+    def targets(self) -> list[int]:
+        """The right index for each row of the logits, less than 0 where there is none."""
+        return torch.as_tensor(self._live.traced_model.targets).flatten().tolist()
+
+    def _loss(self, model: Any, *inputs: Tensor) -> Tensor:
+        return F.cross_entropy(*self._rows(model, *inputs), ignore_index=NONE)
+
+    def _rows(self, model: Any, *inputs: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
+        """The logits, a row for each target, and the targets."""
+        traced = self._live.traced_model
+        logits = logits_of(model(*inputs, **traced.keywords, **more))
+        right = check_targets(traced.targets, logits)
+        logits = logits if logits.dtype in EXACT else logits.float()
+        return logits.flatten(0, -2), right.masked_fill(right < 0, NONE).flatten()
+
+    @contextmanager
+    def _trainable(self) -> Iterator[None]:
+        """The model with gradients for all that the run trains."""
+        without = [p for p in self.model.parameters() if not p.requires_grad]
+        for p in without:
+            p.requires_grad_(True)
+        freeze_parameters(self.model, self._config.freeze)
+        try:
+            yield
+        finally:
+            for p in without:
+                p.requires_grad_(False)
+
+
 def step_on(loaded: Loaded, live: LiveTrace) -> StepTrace:
     """The training step on what a trace has read."""
-    traced = live.traced_model
-    targets = traced.targets
-    if targets is None:
-        raise UserError(
-            f"a {loaded.run.family} has no loss without a target: name it with --target, or take a batch of the "
-            "training with --update-at"
-        )
-    config = _as_recorded(build(TrainConfig, resumed(loaded.run.path, loaded.run.config["train"], {}), "train."))
-    model = traced.model
-
-    def loss(model: Any, *inputs: Tensor) -> Tensor:
-        logits = logits_of(model(*inputs, **traced.keywords))
-        right = check_targets(targets, logits)
-        right = right.masked_fill(right < 0, NONE)
-        logits = logits if logits.dtype in EXACT else logits.float()
-        return F.cross_entropy(logits.flatten(0, -2), right.flatten(), ignore_index=NONE)
-
-    loaded_without = {p for p in model.parameters() if not p.requires_grad}
-    for p in loaded_without:
-        p.requires_grad_(True)
-    freeze_parameters(model, config.freeze)
-    try:
-        optimizers = list(make_optimizers(model, config).values())
-        return trace_step(model, loss, traced.inputs, optimizers, clip=config.clip or None, labels=live.labels)
-    finally:
-        for p in loaded_without:
-            p.requires_grad_(False)
+    return StepMaker(loaded, live).record()
 
 
 class NamedLoss:

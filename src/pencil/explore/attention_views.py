@@ -70,8 +70,10 @@ def layer_of(name: str) -> int:
 def attention(session: Session, key: str, scores: bool = False) -> dict[str, Any]:
     """Every layer and head; with `scores` also what each head measurably attends to, which takes a while."""
     patterns, by_head = _patterns(session, key), HeadScores()
-    if scores or session.weights in session.head_scores:
-        by_head = session.head_scores.get_or_make(session.weights, lambda: head_scores(session.loaded))
+    state = session.states[key]
+    if scores or state.trained_weights in session.head_scores:
+        loaded = session.trained(state).loaded
+        by_head = session.head_scores.get_or_make(state.trained_weights, lambda: head_scores(loaded))
     groups = []
     for group, names in patterns.groups.items():
         layers = []

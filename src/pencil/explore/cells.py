@@ -14,6 +14,7 @@ from ..tracing.live_trace import LiveTrace, edited
 from ..tracing.receipt import Term
 from ..tracing.receipt import label as label_of
 from ..tracing.show import differences, only_in
+from ..tracing.trace import Trace
 from .answers import one_thread
 from .edits import locate_edit
 from .json_values import number, packed
@@ -29,10 +30,10 @@ def tensor_slice(
     key: str,
     name: str,
     index: str | Sequence[int | None] | None = None,
-    minus: LiveTrace | None = None,
+    minus: Trace | None = None,
 ) -> dict[str, Any]:
     """One or two axes of a tensor, the others at an index; with `minus` less the same cells of that trace."""
-    trace = session.trace(key)
+    trace = session.any_trace(key)
     node = trace.graph.nodes[trace.find(name)]
     at = _index(index, node.shape)
     shown = [axis for axis, i in enumerate(at) if i is None]
@@ -61,7 +62,7 @@ def tensor_slice(
 
 def receipt(session: Session, key: str, cell: str, digits: int = 4) -> dict[str, Any]:
     """How one number was computed."""
-    trace = session.trace(key)
+    trace = session.any_trace(key)
     if not 1 <= digits <= 17:
         raise UserError(f"digits must be from 1 to 17, not {digits}")
     why = trace[cell].why(digits)

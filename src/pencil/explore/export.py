@@ -37,7 +37,7 @@ MOST_NUMBERS = 12  # output numbers whose contributions are in the file, and par
 MOST_WAYS = 3  # largest tokens or patches of a head that lead on to the input
 MOST_DIVIDED = 48  # parts that are divided further, besides these
 LEFT_OUT: tuple[str, ...] = (
-    "Live input and edits: open the model with pencil explore to change something.",
+    "Live input, edits and training steps: open the model with pencil explore to change something.",
     "Katas: their answers are graded by the server.",
     "Tours, and comparisons with another model or input.",
 )

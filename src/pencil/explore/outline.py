@@ -19,15 +19,16 @@ from .session import Session
 
 def outline(session: Session, key: str) -> dict[str, Any]:
     """What is in a trace, and the cell to open first."""
-    trace = session.trace(key)
-    nodes = tensors(trace)
+    trace, state = session.any_trace(key), session.states[key]
+    nodes = tensors(trace) if isinstance(trace, LiveTrace) else [n for n in trace.graph.nodes if n.kind]
+    start = _first_cell(trace, session.answer(state)) if isinstance(trace, LiveTrace) else "loss"
     return {
         "trace": key,
         "tensors": [_tensor(n) for n in nodes],
         "labels": trace.labels,
         "facts": trace.facts,
-        "map": module_map(trace.traced_model.model, nodes),
-        "start": _first_cell(trace, session.answer(session.states[key])),
+        "map": module_map(session.loaded.model, nodes),
+        "start": start,
         "legend": LEGEND,
     }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the process that decodes pictures needs no torch
 TEXT_CHARACTERS, WORD_CHARACTERS, OPTION_CHARACTERS = 1_000_000, 1_000, 40  # at most
 PICTURE_CHARACTERS = 32_000_000  # at most, as a data URL; its bytes are limited where it is decoded
 MOST_EDITS, MOST_OPTIONS, MOST_OPEN = 64, 32, 256
+MOST_LESSONS, MOST_STEPS = 16, 1000  # inputs that a copy of the model is trained on, and steps in all
 INPUT_CHARACTERS = {
     "text": TEXT_CHARACTERS,
     "source": TEXT_CHARACTERS,
@@ -41,30 +42,67 @@ class Refused(UserError):
 
 
 @dataclass(frozen=True)
+class Lesson:
+    """Training steps on one input and its target."""
+
+    input: Mapping[str, str]
+    target: str
+    steps: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {"input": dict(self.input), "target": self.target, "steps": self.steps}
+
+
+@dataclass(frozen=True)
 class State:
-    """What is on the page: a model by its id, its input with every option set, and the edits."""
+    """What is on the page: a model by its id, its input with every option set, and the edits.
+
+    `lessons` are the training steps that a copy of the model has taken. With `step`, a target, the trace of the state
+    is of one more step, on its input.
+    """
 
     model: str
     weights: str  # the run that the model is of, and the step of its weights
     input: Mapping[str, str]
     options: Mapping[str, float]
     edits: tuple[str, ...] = ()
+    lessons: tuple[Lesson, ...] = ()
+    step: str | None = None
 
     @cached_property
     def key(self) -> str:
-        """A name for what the model computes from it: a hash of the weights, the input and the edits."""
-        content = json.dumps([self.weights, dict(self.input), dict(self.options), self.edits], sort_keys=True)
+        """A name for what the model computes from it: a hash of the weights, the input, the edits and the step."""
+        parts = [self.trained_weights, dict(self.input), dict(self.options), self.edits, self.step]
+        content = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+    @property
+    def trained_weights(self) -> str:
+        """A name for the weights of the copy that has taken the lessons."""
+        return self.weights + (json.dumps([lesson.as_json() for lesson in self.lessons]) if self.lessons else "")
 
     def as_json(self) -> dict[str, Any]:
         options = {"options": dict(self.options)} if self.options else {}
-        return {"model": self.model, "input": {**self.input, **options}, "edits": list(self.edits)}
+        lessons = {"lessons": [lesson.as_json() for lesson in self.lessons]} if self.lessons else {}
+        return {"model": self.model, "input": {**self.input, **options}, "edits": list(self.edits), **lessons}
 
     def with_edits(self, edits: Iterable[str]) -> "State":
         return replace(self, edits=tuple(edits))
 
-    def with_picture(self, picture: str) -> "State":
-        return replace(self, input={**self.input, "picture": picture})
+    def with_pictures(self, pictures: Mapping[str, str]) -> "State":
+        """The same with other pictures in the place of its own, in the input and in the lessons."""
+
+        def other(input: Mapping[str, str]) -> dict[str, str]:
+            return {name: pictures[value] if name == "picture" else value for name, value in input.items()}
+
+        lessons = tuple(replace(lesson, input=other(lesson.input)) for lesson in self.lessons)
+        return replace(self, input=other(self.input), lessons=lessons)
+
+    @property
+    def pictures(self) -> set[str]:
+        """Every picture in it."""
+        inputs = (self.input, *(lesson.input for lesson in self.lessons))
+        return {input["picture"] for input in inputs if "picture" in input}
 
 
 def read_state(
@@ -78,7 +116,30 @@ def read_state(
         raise Refused("the input of a state is an object with text, source, picture, label and options")
     options = {} if input.get("options") is None else input["options"]
     edits = [] if raw.get("edits") is None else raw["edits"]
-    return State(model, weights, _read_texts(input, takes), _read_options(options, controls), _read_edits(edits))
+    step = raw.get("step")
+    return State(
+        model,
+        weights,
+        _read_texts(input, takes),
+        _read_options(options, controls),
+        _read_edits(edits),
+        _read_lessons([] if raw.get("lessons") is None else raw["lessons"], takes),
+        None if step is None else text(step, "a target", TEXT_CHARACTERS),
+    )
+
+
+def _read_lessons(raw: object, takes: Mapping[str, object]) -> tuple[Lesson, ...]:
+    lessons = []
+    for one in entries(raw, "lessons", MOST_LESSONS):
+        lesson = table(one, "a lesson")
+        steps = lesson.get("steps")
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+            raise Refused(f"the steps of a lesson are a whole number from 1 to {MOST_STEPS}")
+        input, target = table(lesson.get("input"), "the input of a lesson"), lesson.get("target", "")
+        lessons.append(Lesson(_read_texts(input, takes), text(target, "a target", TEXT_CHARACTERS), steps))
+    if sum(lesson.steps for lesson in lessons) > MOST_STEPS:
+        raise Refused(f"a copy takes at most {MOST_STEPS} training steps: go back to the run's weights", 413)
+    return tuple(lessons)
 
 
 def _read_texts(input: Mapping[str, object], takes: Mapping[str, object]) -> dict[str, str]:

@@ -48,6 +48,7 @@ from .cells import compare, compare_edit, contributions, receipt, tensor_slice
 from .export import export_page
 from .json_values import to_json
 from .katas_and_walks import Exercises, Tours, list_tours
+from .learning import learning
 from .lru_cache import Cache
 from .outline import outline
 from .request_queue import ENDS, Cancelled, Job, Jobs, Work
@@ -307,7 +308,7 @@ class Explorer:
         session, state = await self._state(await body_of(request, STATE_BYTES))
 
         def work(job: Job) -> dict[str, Any]:
-            session.record(state, _listener(job))
+            (session.record if state.step is None else session.record_step)(state, _listener(job))
             shown = outline(session, state.key)
             self._sessions_of_traces.put(state.key, session)
             return shown
@@ -354,7 +355,7 @@ class Explorer:
     def slice(self, query: QueryParams) -> Callable[[Session, str], dict[str, Any]]:
         name, at = needed(query, "name"), index(query)
         other, minus = self._traced(query["minus"]) if query.get("minus") else (None, "")
-        return lambda session, key: tensor_slice(session, key, name, at, other and other.trace(minus))
+        return lambda session, key: tensor_slice(session, key, name, at, other and other.any_trace(minus))
 
     async def attention(self, request: Request) -> Response:
         session, key = self._traced(request.path_params["key"])
@@ -405,8 +406,9 @@ class Explorer:
         session = self._session(text(table(raw, name).get("model"), "model"))
         assert isinstance(raw, Mapping)
         state = session.state(raw)
-        if session.transform is not None and "picture" in state.input:
-            state = state.with_picture(await self.pictures.read(state.input["picture"], session.transform))
+        if session.transform is not None and (given := sorted(state.pictures)):
+            read = [await self.pictures.read(picture, session.transform) for picture in given]
+            state = state.with_pictures(dict(zip(given, read, strict=True)))
         return self._present(session), state
 
     def _session(self, model: str) -> Session:
@@ -496,6 +498,7 @@ def application(explorer: Explorer, port: int) -> Guard:
         f"{trace}/attention": ("GET", explorer.attention),
         f"{trace}/light": ("GET", explorer.of_trace(_light)),
         f"{trace}/contributions": ("GET", explorer.of_trace(_contributions)),
+        f"{trace}/learning": ("GET", explorer.of_trace(lambda query: learning)),
         "/api/tours": ("GET", explorer.tour_list),
         "/api/tours/{number}": ("GET", explorer.tour),
         "/api/tours/{number}/figure": ("GET", explorer.tour_figure),

@@ -14,7 +14,7 @@ input and edits. A few are kept; an older one is recorded again from its state, 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ from ..runs.run import Loaded
 from ..tensors import rename
 from ..tracing.contributions import Contributions
 from ..tracing.live_trace import LiveTrace, edited
+from ..tracing.step import StepTrace
 from ..train.loop import checkpoint
 from .answers import NOBODY, Answer, Listener, Question, answer, one_thread
 from .edits import Edit, locate_edit
+from .lessons import Lessons, Trained
 from .lru_cache import Cache
 from .requests import State, read_state
 
@@ -71,10 +73,11 @@ class Session:
         check_finite(loaded.model.named_parameters())
         self.states = Cache[str, State](MOST_STATES)
         self.answers = Cache[str, Answer](MOST_ANSWERS)
+        self.lessons = Lessons(loaded, self.profile)
         # what the attention views make of a trace, and how they score its heads: a session imports no view, so the
         # values have no type here; lights go with their trace
         self.lights: Cache[str, Any] = Cache(MOST_TRACES)
-        self.traces = Cache[str, LiveTrace](
+        self.traces = Cache[str, LiveTrace | StepTrace](
             MOST_TRACES, MOST_TRACE_BYTES, lambda trace: trace.graph.bytes, on_drop=self.lights.pop
         )
         self.contributions = Cache[tuple[str, str, str | None], Contributions](MOST_TRACES)
@@ -99,6 +102,7 @@ class Session:
         """The model in a few numbers, what it reads, and inputs to begin with."""
         c = self.loaded.model.config
         examples = [{"name": name, "input": input} for name, input in self.profile.examples(self.loaded)]
+        target = self.profile.target(self.loaded)
         return {
             "id": self.id,
             "name": self.name,
@@ -113,6 +117,7 @@ class Session:
             "input": self.takes,
             "output": self.profile.output(self.loaded),
             "unmeasured": self.kind.heads.partition(";")[0] if isinstance(self.kind.heads, str) else "",
+            "target": target if isinstance(target, str) else {"label": target.label, "classes": list(target.classes)},
             "controls": [asdict(control) for control in self.controls],
             "example": examples[0]["input"],
             "examples": examples,
@@ -131,33 +136,68 @@ class Session:
     def compute_answer(self, state: State, listener: Listener = NOBODY) -> Answer:
         """The answer and its tokens; computed anew where someone hears of its events."""
 
+        state = replace(state, step=None)  # which says only what is recorded
+
         def compute() -> Answer:
-            edits = self._located_edits(state)
-            return answer(Question(self.loaded, self.profile, state, edits, self.live, listener))
+            edits, loaded = self._located_edits(state), self.trained(state, listener).loaded
+            return answer(Question(loaded, self.profile, state, edits, self.live, listener))
 
         if listener.on_event is not None:
             return self.answers.put(state.key, compute())
         return self.answers.get_or_make(state.key, compute)
 
+    def trained(self, state: State, listener: Listener = NOBODY) -> Trained:
+        """The model of a state: the run's, or the copy that has taken its lessons."""
+        with one_thread(self.live):
+            return self.lessons.trained(state.lessons, listener)
+
     def record(self, raw: State | Mapping[str, Any], listener: Listener = NOBODY) -> LiveTrace:
         """What the model computed for the answer to a state, every operation of it."""
         state = self.state(raw)
+        if state.step is not None:
+            raise UserError("this is a training step: only its numbers can be shown")
+        trace = self._record(state, listener)
+        assert isinstance(trace, LiveTrace)
+        return trace
+
+    def record_step(self, raw: State | Mapping[str, Any], listener: Listener = NOBODY) -> StepTrace:
+        """The training step on the input of a state, towards its target."""
+        state = self.state(raw)
+        if state.edits:
+            raise UserError("a training step is recorded without changes: undo them first")
+        trace = self._record(state, listener)
+        assert isinstance(trace, StepTrace)
+        return trace
+
+    def _record(self, state: State, listener: Listener) -> LiveTrace | StepTrace:
         self.states.put(state.key, state)
 
-        def record() -> LiveTrace:
+        def record() -> LiveTrace | StepTrace:
+            if state.step is not None:
+                with one_thread(self.live):
+                    return self.lessons.record(state.lessons, state.input, state.step, listener)
             answer = self.compute_answer(state, listener)
             listener.tell("progress", {"done": 0, "total": 1, "text": "recording"})
             with one_thread(self.live):  # as the answer was computed
-                trace = self.profile.trace(self.loaded, answer.prompt, answer.written, state.options)
+                loaded = self.trained(state).loaded
+                trace = self.profile.trace(loaded, answer.prompt, answer.written, state.options)
                 return edited(trace, map(str, self._located_edits(state)))
 
         return self.traces.get_or_make(state.key, record)
 
     def trace(self, key: str) -> LiveTrace:
         """The trace of a key; recorded again where it is no longer kept."""
+        return self.record(self._known(key))
+
+    def any_trace(self, key: str) -> LiveTrace | StepTrace:
+        """The same, of an answer or of a training step."""
+        state = self._known(key)
+        return self.record(state) if state.step is None else self.record_step(state)
+
+    def _known(self, key: str) -> State:
         if key not in self.states:
             raise UserError("this page is of another session: load it again")
-        return self.record(self.states[key])
+        return self.states[key]
 
     def _located_edits(self, state: State) -> list[Edit]:
         return [locate_edit(self.record(state.with_edits(())), edit) for edit in state.edits]

@@ -36,6 +36,7 @@ from .explore_profile import (
     ExploreProfile,
     Given,
     Prompt,
+    TargetInput,
     check_context,
     example_pictures,
     grid_labels,
@@ -170,12 +171,18 @@ def trace_caption(loaded: Loaded, options: TraceOptions, double: bool = False) -
 def trace_image(loaded: Loaded, picture: np.ndarray, text: str | None = None) -> LiveTrace:
     """The model on an image (C, H, W) of bytes, and on its description, generated unless it is given."""
     model, tokenizer, _ = loaded
-    c, x = model.config, normalize(torch.from_numpy(np.array(picture[None]))).to(next(model.parameters()).dtype)
+    x = normalize(torch.from_numpy(np.array(picture[None]))).to(next(model.parameters()).dtype)
     if text is None:
         text = complete(model, tokenizer, [""], 64, Sampling(0.0), begin=tokenizer.end, given={"picture": x})[0]
+    return _trace_description(loaded, x, text)
+
+
+def _trace_description(loaded: Loaded, x: torch.Tensor, text: str) -> LiveTrace:
+    """The model on an image as it reads it, and on a whole description."""
+    tokenizer, context = loaded.tokenizer, loaded.model.config.context
     ids = [tokenizer.end, *tokenizer.encode(text).tolist()]
-    check_context(ids, c.context, "caption with its first token")
-    return _trace_ids(loaded, x, ids, text, tokenizer.end if len(ids) < c.context else NONE)
+    check_context(ids, context, "caption with its first token")
+    return _trace_ids(loaded, x, ids, text, tokenizer.end if len(ids) < context else NONE)
 
 
 def _trace_ids(loaded: Loaded, x: torch.Tensor, ids: Sequence[int], text: str, last: int = NONE) -> LiveTrace:
@@ -254,6 +261,10 @@ def _trace_answer(loaded: Loaded, prompt: Prompt, written: Sequence[int], option
     return _trace_ids(loaded, prompt.given["picture"], ids, loaded.tokenizer.decode(list(ids[1:])))
 
 
+def _trace_target(loaded: Loaded, prompt: Prompt, text: str) -> LiveTrace:
+    return _trace_description(loaded, prompt.given["picture"], text)
+
+
 def _layout(loaded: Loaded, prompt: Prompt, written: Sequence[int]) -> tuple[list[str], dict[str, Any]]:
     c = loaded.model.config
     before, words = _words(c, loaded.tokenizer, (*prompt.ids, *written[:-1]))
@@ -272,6 +283,8 @@ EXPLORE = ExploreProfile(
     examples=example_pictures,
     controls=lambda loaded: writing_controls(64, loaded.model.config.context, 0.0),
     writes=True,
+    target=lambda loaded: TargetInput("The right description"),
+    with_target=_trace_target,
 )
 FAMILY = Family(
     name="captioner",

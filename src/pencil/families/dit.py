@@ -344,6 +344,10 @@ EXPLORE = ExploreProfile(
     controls=_controls,
     groups=lambda loaded: groupings(loaded.model.config, torch.device("cpu")),
     draws=True,
+    target=lambda loaded: (
+        "The loss of a diffusion model is of noise that is drawn for each batch of the training: pencil why RUN "
+        "'grad:NAME[…]' --update-at N opens such a step."
+    ),
 )
 
 

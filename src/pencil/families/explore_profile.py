@@ -52,6 +52,14 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class TargetInput:
+    """How a page asks for the right answer: a class or a text; without a label the input itself has it."""
+
+    label: str = ""
+    classes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class ExploreProfile:
     """How the explorer shows the models of a family."""
 
@@ -67,6 +75,12 @@ class ExploreProfile:
     groups: Callable[[Loaded], Sequence[Grouping | None]] = lambda loaded: (None,)
     writes: bool = False  # whether it writes token after token
     draws: bool = False  # whether it draws a picture out of noise
+    # what the model should have answered, for a training step: how a page asks for it, or a sentence why there is none
+    target: Callable[[Loaded], TargetInput | str] = lambda loaded: (
+        "This model has no loss, so there is no step to take."
+    )
+    # (loaded, prompt, target) -> the model on both, recorded with its targets
+    with_target: Callable[[Loaded, Prompt, str], LiveTrace] | None = None
 
 
 def writing_controls(tokens: int, most: int, temperature: float) -> tuple[Control, ...]:

@@ -29,6 +29,7 @@ from .explore_profile import (
     ExploreProfile,
     Given,
     Prompt,
+    TargetInput,
     check_context,
     example_texts,
     named,
@@ -241,6 +242,8 @@ EXPLORE = ExploreProfile(
     examples=lambda loaded: named([{"text": text} for text in example_texts(loaded)], "text"),
     controls=lambda loaded: writing_controls(12, loaded.model.config.context, TEMPERATURE),
     writes=True,
+    target=lambda loaded: TargetInput(),  # a text's targets are its next tokens
+    with_target=lambda loaded, prompt, target: _trace_ids(loaded, prompt.ids),
 )
 FAMILY = Family(
     name="gpt",

@@ -45,7 +45,7 @@ from ..train.tasks.masked_language_modeling import MaskedLanguageModeling
 from ..train.tasks.text_classification import TextClassification
 from ..weights.bert import BERT, ROBERTA
 from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
-from .explore_profile import ExploreProfile, Given, Prompt, example_texts, named, text_of
+from .explore_profile import ExploreProfile, Given, Prompt, TargetInput, example_texts, named, text_of
 from .family import Family
 from .options import INPUT, REPEATABLE, Output, Target, TextOutput, Texts, TextTraceInput, TokenizerOptions
 from .predictions import BATCH, TOP_CLASSES, Prediction, check_texts, class_lines, class_row, classify, target_class
@@ -465,6 +465,19 @@ def _examples(loaded: Loaded) -> list[tuple[str, dict[str, Any]]]:
     return named([{"text": text} for text in texts], "text")
 
 
+def _target(loaded: Loaded) -> TargetInput | str:
+    kind = loaded.model.config.output
+    if kind == "label":
+        return TargetInput("The right class", loaded.classes)
+    return TargetInput("The text without [mask]") if kind == "words" else "A model without a head has no loss."
+
+
+def _trace_target(loaded: Loaded, prompt: Prompt, target: str) -> LiveTrace:
+    labelled = loaded.model.config.classes is not None
+    targets = target_class(loaded, target) if labelled else _masked_targets(loaded, prompt.ids, target)
+    return _trace_ids(loaded, prompt.ids, targets=targets)
+
+
 EXPLORE = ExploreProfile(
     takes=_takes,
     output=lambda loaded: {"words": "tokens", "label": "classes"}.get(loaded.model.config.output, "vector"),
@@ -472,6 +485,8 @@ EXPLORE = ExploreProfile(
     trace=lambda loaded, prompt, written, options: _trace_ids(loaded, prompt.ids),
     layout=lambda loaded, prompt, written: (_words(loaded, prompt.ids), {}),
     examples=_examples,
+    target=_target,
+    with_target=_trace_target,
 )
 FAMILY = Family(
     name="reader",

@@ -39,6 +39,7 @@ from .explore_profile import (
     ExploreProfile,
     Given,
     Prompt,
+    TargetInput,
     check_context,
     example_sources,
     named,
@@ -83,12 +84,18 @@ def trace_pair(loaded: Loaded, options: TraceOptions, double: bool = False) -> L
     model = model.double() if double else model
     target = greedy_targets(model, tokenizer, [source])[0] if options.text is None else options.text
     given = source_inputs(model, tokenizer, [source])["source"]
+    # a text as long as the context may be read as more tokens than were generated
+    return _trace_target(loaded._replace(model=model), given, target, cut=options.text is None)
+
+
+def _trace_target(loaded: Loaded, source: torch.Tensor, target: str, cut: bool = False) -> LiveTrace:
+    """The model on the tokens of a source, and on a whole target."""
+    tokenizer, context = loaded.tokenizer, loaded.model.config.context
     ids = target_ids(tokenizer, target)
-    if options.text is None:  # a text as long as the context may be read as more tokens than were generated
-        ids = ids[: model.config.context]
-    check_context(ids, model.config.context, "target with its first token")
-    last = tokenizer.end if len(ids) < model.config.context else NONE  # a target that was cut does not end there
-    return _trace_ids(loaded._replace(model=model), given, ids, target, last)
+    ids = ids[:context] if cut else ids
+    check_context(ids, context, "target with its first token")
+    last = tokenizer.end if len(ids) < context else NONE  # a target that was cut does not end there
+    return _trace_ids(loaded, source, ids, target, last)
 
 
 def _trace_ids(loaded: Loaded, source: torch.Tensor, ids: Sequence[int], target: str, last: int = NONE) -> LiveTrace:
@@ -134,6 +141,8 @@ EXPLORE = ExploreProfile(
     examples=lambda loaded: named([{"source": text} for text in example_sources(loaded)], "source"),
     controls=lambda loaded: writing_controls(loaded.model.config.context - 1, loaded.model.config.context - 1, 0.0),
     writes=True,
+    target=lambda loaded: TargetInput("The right target"),
+    with_target=lambda loaded, prompt, target: _trace_target(loaded, prompt.given["source"], target),
 )
 
 

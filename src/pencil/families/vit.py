@@ -32,6 +32,7 @@ from .explore_profile import (
     ExploreProfile,
     Given,
     Prompt,
+    TargetInput,
     example_pictures,
     grid_labels,
     patch_facts,
@@ -374,6 +375,10 @@ EXPLORE = ExploreProfile(
         patch_facts(loaded.model.config.before, loaded.model.config.grid),
     ),
     examples=example_pictures,
+    target=lambda loaded: TargetInput("The right class", loaded.classes),
+    with_target=lambda loaded, prompt, target: _trace_tensor(
+        loaded, prompt.given["picture"], target_class(loaded, target)
+    ),
 )
 FAMILY = Family(
     name="vit",

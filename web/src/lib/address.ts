@@ -1,17 +1,18 @@
 // The address of the page is its state: what follows the # reproduces what is on screen.
 
-import type { Input } from "./types";
+import type { Input, Lesson } from "./types";
 
 export type Address = {
   model: string; // empty: the first
   input: Input | null; // null: the model's own example
   edits: string[];
+  lessons: Lesson[]; // training steps that a copy of the model has taken
   view: string; // empty: the first
   cell: string; // the cell whose receipt is open; empty: none
   more: Record<string, string>; // what a view keeps for itself, such as the layer it shows
 };
 
-export const EMPTY: Address = { model: "", input: null, edits: [], view: "", cell: "", more: {} };
+export const EMPTY: Address = { model: "", input: null, edits: [], lessons: [], view: "", cell: "", more: {} };
 
 export const INPUTS = ["text", "source", "picture", "label"] as const;
 const OPTION = "o.";
@@ -29,7 +30,7 @@ const encoded = (text: string) => encodeURIComponent(text).replace(/%(5B|5D|2C|3
 
 export function read(hash: string): Address {
   const text = hash.replace(/^#/, "");
-  const address: Address = { ...EMPTY, edits: [], more: {} };
+  const address: Address = { ...EMPTY, edits: [], lessons: [], more: {} };
   if (text && !/^[\w.]+=/.test(text)) return { ...address, cell: decoded(text) }; // a cell by itself
   const input: Input = {};
   let present = false;
@@ -38,6 +39,7 @@ export function read(hash: string): Address {
     const [name, value] = cut < 0 ? [part, ""] : [decoded(part.slice(0, cut)), decoded(part.slice(cut + 1))];
     if (name === "model" || name === "view" || name === "cell") address[name] = value;
     else if (name === "edit") address.edits.push(value);
+    else if (name === "lesson") address.lessons.push(...lessonOf(value));
     else if (INPUTS.some((one) => one === name)) {
       input[name as (typeof INPUTS)[number]] = value;
       present = true;
@@ -47,6 +49,15 @@ export function read(hash: string): Address {
     } else address.more[name] = value;
   }
   return present ? { ...address, input } : address;
+}
+
+function lessonOf(text: string): Lesson[] {
+  try {
+    const { input, target, steps } = JSON.parse(text) as Lesson;
+    return typeof input === "object" && input !== null && typeof target === "string" && steps > 0 ? [{ input, target, steps }] : [];
+  } catch {
+    return [];
+  }
 }
 
 /** A link of more letters does not open everywhere. */
@@ -88,6 +99,7 @@ function entries(address: Address): [string, string][] {
     for (const [name, value] of Object.entries(input.options ?? {})) parts.push([OPTION + name, String(value)]);
   }
   for (const edit of address.edits) parts.push(["edit", edit]);
+  for (const lesson of address.lessons) parts.push(["lesson", JSON.stringify(lesson)]);
   for (const [name, value] of Object.entries(address.more)) put(name, value);
   put("cell", address.cell);
   return parts;

@@ -155,6 +155,7 @@ export class FileSource implements Source {
     return contributions ?? this.missing("contributions", part ? "what this part is made of" : against ? "the contributions to this difference" : undefined);
   }
 
+  learning = () => this.missing("learning");
   compare = () => this.missing("compare");
   edit = () => this.missing("edit");
   tours = () => this.missing("tours");

@@ -43,8 +43,9 @@ export function traced(model: Model, input: Input, written = "", file = PICTURE)
 export function python(session: Session, more: string[] = [], prompt = false): string {
   const { source, model, input, cell, state, answer, stale } = session;
   const alone = source.kind === "file" && !source.state; // a trace whose model is not known
-  const lines = alone ? [] : ["import pencil", ""];
-  if (alone) lines.push("from pencil.tracing.file import load", "", "t = load(\"trace.safetensors\")  # the file of pencil trace --out");
+  const lines = alone ? [] : ["import pencil", "", ...own(session)];
+  if (session.step !== null) lines.push(...stepped(session, session.step));
+  else if (alone) lines.push("from pencil.tracing.file import load", "", "t = load(\"trace.safetensors\")  # the file of pencil trace --out");
   else {
     if (input.picture) lines.push(pictureLine(input.picture));
     const writes = model.controls.some((one) => one.name === "temperature");
@@ -59,8 +60,22 @@ export function python(session: Session, more: string[] = [], prompt = false): s
   return program(lines);
 }
 
+/** Where the page has a copy that was trained: the lines are of the run. */
+const own = (session: Session) => (session.lessons.length ? ["# the run's own weights, without the training steps of the page"] : []);
+
+/** The lines that record the training step on the present input towards a target. */
+function stepped({ model, input }: Session, target: string): string[] {
+  const wanted = typeof model.target === "object" ? model.target : { label: "", classes: [] };
+  const word = !wanted.label ? "" : `, ${wanted.classes.length ? "target" : "text"}=${quoted(target)}`;
+  const what = input.picture ? quoted(PICTURE) : quoted(input.source ?? input.text ?? "");
+  const lines = input.picture ? [pictureLine(input.picture)] : [];
+  const run = opened(model), loaded = run.startsWith("Session.") ? run : `pencil.load(${run})`;
+  return [...lines, `run = ${loaded}`, `t = step_on(run, pencil.trace(run, ${what}${word}))`];
+}
+
 /** Lines with the imports that they need. */
 function program(lines: string[]): string {
+  if (lines.some((line) => line.includes("step_on("))) lines.splice(lines.indexOf("import pencil") + 1, 0, "from pencil.api.step import step_on");
   const coded = ["b64decode", "b64encode"].filter((name) => lines.some((line) => line.includes(`${name}(`)));
   if (coded.length) lines.unshift(`from base64 import ${coded.join(", ")}`, "from pathlib import Path", "");
   if (lines.some((line) => line.includes("Session."))) lines.splice(lines.indexOf("import pencil") + 1, 0, "from pencil.explore.session import Session");
@@ -70,7 +85,7 @@ function program(lines: string[]): string {
 /** The lines that give the answer of the present state, with its settings. */
 export function answered(session: Session): string {
   const { model, input, state } = session, options = input.options ?? {};
-  const lines = ["import pencil", ""], file = quoted(PICTURE);
+  const lines = ["import pencil", "", ...own(session)], file = quoted(PICTURE);
   if (input.picture) lines.push(pictureLine(input.picture));
   const writes = model.controls.some((one) => one.name === "temperature");
   const begun = Boolean(input.text) && (model.input.picture || model.input.source) && model.output === "tokens";

@@ -2,7 +2,7 @@
 
 import { Problem, type Event, type Feature, type Shown, type Source, type Watch } from "./source";
 import type {
-  Answer, Attention, Changed, Contributions, Difference, How, Light, Model, Outline, Receipt, Slice, State,
+  Answer, Attention, Changed, Contributions, Difference, How, Learning, Light, Model, Outline, Receipt, Slice, State,
 } from "./types";
 
 const SECRET = "pencil.secret";
@@ -59,7 +59,7 @@ async function tokenFor(secret: string, server: string): Promise<string> {
 const WORD: Record<string, number> = { inf: Infinity, "-inf": -Infinity, nan: NaN };
 const NUMERIC = new Set(
   ("value logit scaled probability final from to uniform rest reworked recorded allowed low high most relative total share " +
-    "score baseline milliseconds time").split(" "),
+    "score baseline milliseconds time loss norm before after gradient change").split(" "),
 );
 
 export function parsed<T>(text: string): T {
@@ -134,6 +134,10 @@ export class ServerSource implements Source {
 
   contributions(trace: string, cell: string, against?: string | null, part?: string | null): Promise<Contributions> {
     return this.get(`trace/${trace}/contributions`, { cell, against, part });
+  }
+
+  learning(trace: string): Promise<Learning> {
+    return this.get(`trace/${trace}/learning`);
   }
 
   compare(a: State, b: State, watch: Watch = {}): Promise<Difference> {

@@ -3,10 +3,16 @@
 import { EMPTY, INPUTS, LARGE, leftOut, read, written, type Address } from "./address";
 import { axesOf, cellName, cellParts, MEANS, whereabouts, type Axis } from "./cells";
 import { Problem, type Progress, type Source, type Watch } from "./source";
-import type { Answer, Frame, Input, Model, Outline, OutToken, Receipt, Slice, State, Tensor } from "./types";
+import type { Answer, Frame, Input, Lesson, Model, Outline, OutToken, Receipt, Slice, State, Taken, Tensor } from "./types";
 
 type How = "push" | "replace" | "follow";
 export type Change = Partial<Omit<Address, "more">> & { more?: Record<string, string | null> };
+
+/** What has come of an answer; with it the training steps that were taken before it. */
+type Arriving = { tokens: OutToken[]; frames: Frame[]; taken: Taken[] };
+const NOTHING: Arriving = { tokens: [], frames: [], taken: [] };
+/** Names that only the trace of a training step has. */
+const OF_A_STEP = /^(grad|clipped|old|new):|^grad_norm$/;
 
 export class Session {
   source = $state.raw<Source>(undefined as unknown as Source);
@@ -19,7 +25,7 @@ export class Session {
   answering = $state(false);
   answerProblem = $state.raw<Problem | null>(null);
   /** What has come of an answer that is still being computed. */
-  partial = $state.raw<{ tokens: OutToken[]; frames: Frame[] }>({ tokens: [], frames: [] });
+  partial = $state.raw<Arriving>(NOTHING);
   progress = $state.raw<Progress | null>(null);
 
   private answerKey = $state("");
@@ -48,11 +54,23 @@ export class Session {
   model = $derived(this.models.find((one) => one.id === this.address.model) ?? this.models[0]);
   /** A file has one input and its edits, whatever the address says. */
   input: Input = $derived(this.model ? (this.source.state?.input ?? completed(this.address.input, this.model)) : {});
-  state: State = $derived({ model: this.model?.id ?? "", input: this.input, edits: this.source?.state?.edits ?? this.address.edits });
+  /** The training steps that the copy on screen has taken; none: these are the run's own weights. */
+  lessons: Lesson[] = $derived(this.source?.state ? (this.source.state.lessons ?? []) : this.address.lessons);
+  state: State = $derived({
+    model: this.model?.id ?? "", input: this.input, edits: this.source?.state?.edits ?? this.address.edits,
+    ...(this.lessons.length ? { lessons: this.lessons } : {}),
+  });
   /** The changes that are in what the page shows. */
   edits: string[] = $derived(this.source?.edits ?? this.address.edits);
   /** One text for one state: the same text, the same answer. */
   key: string = $derived(JSON.stringify(this.state));
+  /** The target of the training step on screen; null: none is, or it is not known yet. */
+  step: string | null = $derived(
+    !this.edits.length && (this.address.view === LEARN || (this.address.view === NUMBERS && OF_A_STEP.test(this.address.cell))) ? this.target : null,
+  );
+  /** What is recorded: the model's answer, or a training step. */
+  recorded: State = $derived(this.step === null ? this.state : { ...this.state, step: this.step });
+  recordedKey: string = $derived(JSON.stringify(this.recorded));
   /** Whether the changes of the address are in effect: the model may refuse them, and computes nothing then. */
   change: "made" | "pending" | "refused" = $derived(
     this.answerKey === this.key || !this.source?.can("answer") ? "made" : (this.answerProblem ?? this.recordProblem) ? "refused" : "pending",
@@ -76,6 +94,21 @@ export class Session {
   private small = $state.raw<Map<string, string>>(new Map()); // large pictures, and each as the model sees it
   private readonly slices = new Map<string, Promise<Slice>>();
 
+  /** What the model should answer: what was chosen, or what there is to begin with; null: there is nothing yet. */
+  get target(): string | null {
+    const wanted = this.model?.target;
+    if (!wanted || typeof wanted === "string") return null;
+    if (!wanted.label) return ""; // the input has it
+    const chosen = this.address.more.target, { answer, input } = this;
+    if (chosen !== undefined) return chosen;
+    if (this.stale) return null;
+    const example = this.model.examples.find((one) => one.input.picture === input.picture && one.input.text === input.text);
+    if (wanted.classes.length) return example && wanted.classes.includes(example.name) ? example.name : (answer?.classes?.[0]?.label ?? null);
+    if (!answer) return null;
+    if (!/\[mask\]/i.test(input.text ?? "")) return answer.text ?? "";
+    return input.text!.split(/\[mask\]/i).reduce((text, piece, i) => text + (answer.tokens?.[i - 1]?.text ?? "") + piece);
+  }
+
   // ---- the address
 
   /** Begin with a source: read its models and the address. */
@@ -98,6 +131,8 @@ export class Session {
     const next: Address = { ...this.address, ...rest, more: Object.fromEntries(entries) };
     // what is shared is the view one comes from
     if (next.view === SHARE && this.address.view !== SHARE) next.more = { ...next.more, of: this.address.view || this.source.first || "answer" };
+    if (change.input !== undefined && more?.target === undefined) delete next.more.target; // it was the old one's
+    if (next.view !== LEARN && next.view !== NUMBERS && OF_A_STEP.test(next.cell)) next.cell = ""; // other views have no step
     if (next.cell !== this.address.cell) {
       this.byHand = how !== "replace";
       const before = how === "follow" ? this.trail : how === "replace" ? this.trail.slice(0, -1) : [];
@@ -204,7 +239,7 @@ export class Session {
     this.cancelled = "";
     this.answerProblem = null;
     this.progress = null;
-    this.partial = { tokens: [], frames: [] };
+    this.partial = NOTHING;
     try {
       const answer = await this.source.answer(state, this.watch(stop));
       if (stop.signal.aborted) return;
@@ -232,7 +267,7 @@ export class Session {
 
   /** The trace of the present state, recorded when it is first asked for. */
   trace(again = false): Promise<Outline> {
-    const { key, state } = this;
+    const { recordedKey: key, recorded: state } = this;
     if (!again && this.outlineAsked && this.outlineKey === key) return this.outlineAsked;
     this.recordStop?.abort();
     const stop = (this.recordStop = new AbortController());
@@ -288,18 +323,18 @@ export class Session {
 
   /** Ask for the receipt of the present cell. */
   async unfold(): Promise<void> {
-    const { cell, key } = this;
+    const { cell, recordedKey: key } = this;
     if (!cell) {
       this.receipt = this.receiptProblem = null;
       return;
     }
     try {
       const receipt = await this.ask((trace) => this.source.receipt(trace, cell));
-      if (this.cell !== cell || this.key !== key) return;
+      if (this.cell !== cell || this.recordedKey !== key) return;
       this.receipt = receipt;
       this.receiptProblem = null;
     } catch (error) {
-      if (this.cell !== cell || this.key !== key || aborted(error)) return;
+      if (this.cell !== cell || this.recordedKey !== key || aborted(error)) return;
       this.receiptProblem = problem(error);
     }
   }
@@ -312,7 +347,7 @@ export class Session {
         const { kind, ...data } = event;
         if (kind === "progress") this.progress = data as Progress;
         if (kind === "token") this.partial = { ...this.partial, tokens: [...this.partial.tokens, data as OutToken] };
-        if (kind === "again") this.partial = { tokens: [], frames: [] };
+        if (kind === "again") this.partial = NOTHING;
         if (kind === "frame") this.partial = { ...this.partial, frames: [...this.partial.frames, data as Frame] };
       },
     };
@@ -354,6 +389,8 @@ function completed(input: Input | null, { example, input: takes }: Model): Input
   return whole;
 }
 
+const LEARN = "learn"; // the names of the views that show the numbers of a training step
+const NUMBERS = "numbers";
 const SHARE = "share"; // the name of the view that shares the others
 const SLICES = 24; // matrices kept
 const PICTURES = 8; // large pictures known in a small form

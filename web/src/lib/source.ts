@@ -1,7 +1,7 @@
 // Where the data comes from: the server of `pencil explore`, or a file that holds it.
 
 import type {
-  Answer, Attention, Changed, Contributions, Difference, Frame, How, Light, Model, Outline, OutToken, Receipt, Slice, State,
+  Answer, Attention, Changed, Contributions, Difference, Frame, How, Learning, Light, Model, Outline, OutToken, Receipt, Slice, State, Taken,
 } from "./types";
 
 /** Something the person can read and mend, in one sentence. */
@@ -21,6 +21,7 @@ export type Event =
   | ({ kind: "progress" } & Progress)
   | ({ kind: "token" } & OutToken)
   | ({ kind: "frame" } & Frame)
+  | ({ kind: "lesson" } & Taken)
   | { kind: "again" }; // what came so far is void: the connection broke off, and everything comes anew
 
 export type Watch = { signal?: AbortSignal; onEvent?: (event: Event) => void };
@@ -29,7 +30,7 @@ export type Watch = { signal?: AbortSignal; onEvent?: (event: Event) => void };
 export type Shown = { cell: string; more: Record<string, string>; open: string[] };
 
 export type Feature =
-  | "input" | "answer" | "record" | "attention" | "light" | "contributions" | "compare" | "edit" | "tours" | "katas" | "export" | "scores";
+  | "input" | "answer" | "record" | "attention" | "light" | "contributions" | "compare" | "edit" | "tours" | "katas" | "export" | "scores" | "learning";
 
 /** One method a view. Every one may reject with a `Problem`. */
 export interface Source {
@@ -60,6 +61,8 @@ export interface Source {
   attention(trace: string, scores?: boolean): Promise<Attention>;
   light(trace: string, layer: number | null, head: number | null, how: How): Promise<Light>;
   contributions(trace: string, cell: string, against?: string | null, part?: string | null): Promise<Contributions>;
+  /** A training step, of which the trace is. */
+  learning(trace: string): Promise<Learning>;
   compare(a: State, b: State, watch?: Watch): Promise<Difference>;
   edit(state: State, edit: string, watch?: Watch): Promise<Changed>;
   tours(): Promise<unknown>;
@@ -88,4 +91,5 @@ export const WORDS: Record<Feature, string> = {
   katas: "the katas",
   export: "the export to a file",
   scores: "the scores of the heads",
+  learning: "training steps",
 };

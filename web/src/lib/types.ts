@@ -8,8 +8,17 @@ export type Input = {
   options?: Record<string, number>;
 };
 
-/** What is being looked at: a model, what it is given, and what was changed inside it. */
-export type State = { model: string; input: Input; edits: string[] };
+/** Training steps on one input and its target, taken by a copy of the model. */
+export type Lesson = { input: Input; target: string; steps: number };
+
+/** What is being looked at: a model, what it is given, what was changed inside it, and the training of its copy. */
+export type State = {
+  model: string;
+  input: Input;
+  edits: string[];
+  lessons?: Lesson[];
+  step?: string; // a target: what is recorded is one more training step
+};
 
 export type Control = {
   name: "temperature" | "top_k" | "top_p" | "min_p" | "seed" | "tokens" | "guidance" | "steps" | "step";
@@ -40,6 +49,7 @@ export type Model = {
   };
   output: "tokens" | "classes" | "picture" | "vector";
   unmeasured?: string; // why no score says what a head does; empty where scores can be measured
+  target?: { label: string; classes: string[] } | string; // how a training step is told the right answer; or why there is none
   controls: Control[];
   example: Input;
   examples: { name: string; input: Input }[];
@@ -221,6 +231,28 @@ export type Difference = {
   only_a: string[];
   only_b: string[];
   notes: string[];
+};
+
+/** The loss before a training step that was taken, and how likely each target was. */
+export type Taken = { loss: number; probabilities: number[] };
+
+/** A weight and its gradient, as two small matrices: base64 of little-endian float32. */
+export type Pair = { name: string; symbol: string; shape: number[]; norm: number; thumb: [number, number]; value: string; gradient: string };
+
+export type WeightChange = {
+  cell: string; label: string; before: number; after: number; gradient: number; change: number; relative: number | null;
+};
+
+export type Learning = {
+  loss: number;
+  targets: { after: string; label: string; probability: number; cell: string }[];
+  norm: number | null; // of all gradients together, where they are clipped
+  clip: number | null;
+  rates: Record<string, number>; // of each optimizer
+  parts: { id: string; norm: number; heads: number[]; pairs: Pair[] }[];
+  changes: WeightChange[];
+  history: Taken[];
+  undescribed: string[];
 };
 
 export type Changed = Difference & { before: Answer; after: Answer };

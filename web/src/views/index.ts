@@ -7,6 +7,7 @@ import Answer from "./Answer.svelte";
 import Compare from "./Compare.svelte";
 import Katas from "./Katas.svelte";
 import Knobs from "./Knobs.svelte";
+import Learn from "./Learn.svelte";
 import MapView from "./Map.svelte";
 import Numbers from "./Numbers.svelte";
 import Share from "./Share.svelte";
@@ -30,6 +31,7 @@ export const VIEWS: View[] = [
   { id: "map", title: "Map", component: MapView, needs: "trace", receipts: true },
   { id: "numbers", title: "Numbers", component: Numbers, needs: "trace", receipts: true },
   { id: "change", title: "Change", component: Knobs, needs: "nothing", receipts: true, when: (source) => source.can("edit") },
+  { id: "learn", title: "Learn", component: Learn, needs: "nothing", receipts: true, when: (source) => source.can("learning") },
   { id: "compare", title: "Compare", component: Compare, needs: "trace", receipts: true, when: (source) => source.can("compare") },
   { id: "tours", title: "Tours", component: Tours, needs: "trace", receipts: true, when: (source) => source.can("tours") },
   { id: "katas", title: "Katas", component: Katas, needs: "nothing", receipts: false, when: (source) => source.can("katas") },

@@ -1,0 +1,113 @@
+"""The view Learn, in the built page over the real server: a step, its receipts, and a copy that takes it."""
+
+import re
+from urllib.parse import quote, unquote
+
+import pytest
+
+from conftest import unchecked
+from explore.served import serving
+from explore.small_runs import write_run
+from page.answer_server import shown, until
+from page.blank import blank_page
+from page.mock import axe
+from pencil.explore.learning import learning
+from pencil.explore.session import Session
+
+TEXT = "the cat"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    with unchecked():
+        yield {"gpt": write_run("gpt", folder, context=19, depth=1), "dit": write_run("dit-none", folder)}
+
+
+@pytest.fixture(scope="module")
+def served(runs):
+    with serving(Session.open(runs["gpt"])) as found:
+        yield found
+
+
+def asked(steps=0):
+    lessons = [{"input": {"text": TEXT}, "target": "", "steps": steps}] if steps else []
+    return {"model": "a", "input": {"text": TEXT, "options": {"tokens": 3}}, "edits": [], "lessons": lessons}
+
+
+def view(session, steps=0):
+    """What the server says of the step, and the answer of the copy that has taken those before it."""
+    state = session.state({**asked(steps), "step": ""})
+    session.record_step(state)
+    return learning(session, state.key), session.answer(asked(steps))
+
+
+def probabilities(page, label):
+    return page.locator(f"[aria-label='{label}'] .p").all_inner_texts()
+
+
+def shows(page, label, bars):
+    wanted = [shown(bar["probability"]) for bar in bars]
+    until(page, lambda: probabilities(page, label) == wanted)
+
+
+def test_a_gradient_opens_and_a_copy_takes_the_step_that_is_shown(browser, served, runs):
+    session, console = Session.open(runs["gpt"]), []  # one for each thread
+    (before, answer), (after, other), (last, trained) = (view(session, steps) for steps in (0, 1, 11))
+    with blank_page(browser, console) as (page, requested):
+        page.goto(served.address(f"#view=learn&text={quote(TEXT)}&o.tokens=3"))
+        shows(page, "Targets", before["targets"])
+        shows(page, "Next token", answer["tokens"][0]["top"])
+        # a weight and its gradient side by side; a number of it opens its receipt
+        page.click("[data-pair='blocks.0.attn.w_k']")
+        cell = "grad:blocks.0.attn.w_k[0,2,5]"
+        page.click(f"td[data-cell='{cell}']")
+        page.wait_for_selector("#receipt .verdict.right")
+        assert page.inner_text("#receipt h3 code") == cell
+        assert "gradient of block 1" in page.inner_text(".where")
+        page.click("#receipt .chip >> nth=0")  # the numbers it was made of open as well
+        page.wait_for_function("document.querySelector('#receipt h3 code').textContent.startsWith('grad:blocks.0')")
+        change = before["changes"][0]["cell"]
+        page.click(f"a[data-cell='new:{change}']")
+        until(page, lambda: page.inner_text("#receipt h3 code") == f"new:{change}")
+        page.wait_for_selector("#receipt .verdict.right")
+        # the step is taken: what the model answers changes on screen, to what the server says of the copy
+        page.click("text=Take this step")
+        assert shown(after["targets"][0]["probability"]) != shown(before["targets"][0]["probability"])
+        shows(page, "Targets", after["targets"])
+        shows(page, "Next token", other["tokens"][0]["top"])
+        page.click("text=Ten steps")
+        shows(page, "Targets", last["targets"])
+        page.click("text=The same as numbers")
+        rows = page.locator("[aria-label='loss and probabilities after each step'] tbody tr")
+        assert rows.count() == 12
+        assert rows.nth(11).locator("td").nth(1).inner_text() == shown(last["targets"][0]["probability"])
+        assert axe(page) == []
+        # every other view is of the copy, and says so
+        page.click(".tabs a:has-text('Answer')")
+        bars = trained["tokens"][0]["top"]
+        page.wait_for_selector("[aria-label='Changes in effect']:has-text('after 11 training steps')")
+        page.click(".tokens button >> nth=0")
+        until(
+            page,
+            lambda: probabilities(page, "Most likely tokens")[: len(bars)] == [shown(b["probability"]) for b in bars],
+        )
+        assert "lesson=" in unquote(page.url)
+        page.click("text=Back to the run's weights")
+        page.wait_for_selector("[aria-label='Changes in effect']", state="detached")
+        bars = answer["tokens"][0]["top"]
+        until(
+            page,
+            lambda: probabilities(page, "Most likely tokens")[: len(bars)] == [shown(b["probability"]) for b in bars],
+        )
+    assert console == []
+    assert all(re.match(rf"http://127\.0\.0\.1:{served.port}/|data:|blob:", url) for url in requested)
+
+
+def test_a_model_without_a_target_says_so_and_computes_nothing(browser, runs):
+    with serving(Session.open(runs["dit"])) as served, blank_page(browser, console := []) as (page, requested):
+        page.goto(served.address("#view=learn"))
+        page.wait_for_selector("[role=alert]:has-text('--update-at N opens such a step')")
+        assert page.locator("text=Take this step").count() == 0
+        assert not [url for url in requested if url.endswith("/api/record")]
+    assert console == []
