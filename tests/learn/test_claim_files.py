@@ -210,7 +210,7 @@ def test_a_file_counts_some_models_and_each_once(monkeypatch):
     with limited():
         for heads in (1, 2, 1, 2, 1, 2):
             work_out(read(f"flops('gpt:nano', 1, heads={heads}, depth=1)"), {})
-        with pytest.raises(UserError, match="more than the 20,000,000 numbers"):
+        with pytest.raises(UserError, match="more than the 24,000,000 numbers"):
             work_out(read("flops('gpt:nano', 1, heads=4, depth=1)"), {})
     assert WORK // COUNT <= 20
 

@@ -188,6 +188,35 @@ def test_an_optimizers_second_step_is_its_own(name):
     assert any(name.startswith("old:") for name in trace.names)
 
 
+@pytest.mark.parametrize("family", [*(pytest.param(f, marks=pytest.mark.long) for f in KINDS if f != "gpt"), "gpt"])
+@unchecked()
+def test_blocks_left_closed_open_in_both_directions(family):
+    """Closed, a block's inside is not there; opened, everything is what it is where nothing was closed, to the bit."""
+    model, loss, batch = case(family, SHORT[family][0])
+    optimizer = adamw(model)
+    batches = [batch, batch]
+    whole = trace_step(model, loss, batches, optimizer, clip=0.1, keep="all")
+    closed = trace_step(model, loss, batches, optimizer, clip=0.1, keep="blocks")
+    assert closed.graph.blocks
+    assert len(closed.graph.nodes) < len(whole.graph.nodes)
+    assert {"grad:loss"} | set(closed.names) <= {*whole.names, *closed.names}
+    inner = [name for name in whole.names if name not in closed.graph.names]
+    assert any(name.startswith("grad:") for name in inner)
+    for name in [name for name in whole.names if name in closed.graph.names]:
+        np.testing.assert_array_equal(closed[name].value, whole[name].value, err_msg=name)
+    worked, bad = wrong(closed.graph, 20)
+    assert not bad
+    for name in inner:
+        np.testing.assert_array_equal(closed[name].value, whole[name].value, err_msg=name)
+    assert not closed.graph.undescribed
+    assert all(n.plan is not None or n.kind in LEAVES for n in closed.graph.nodes if n.size)
+    assert len(closed.graph.opened) == len(closed.graph.blocks)
+    now, bad = wrong(closed.graph, 20)
+    assert now > worked
+    assert not bad
+    assert not disagreeing(closed, 40)
+
+
 def test_the_model_and_its_optimizer_are_as_they_were():
     model, loss, batch = case("gpt", "llama")
     optimizer = adamw(model)

@@ -17,7 +17,7 @@ from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace
 from ..tracing.loss import EXACT, NONE, check_targets, logits_of
 from ..tracing.recording import EveryValue
-from ..tracing.step import StepTrace, check_loss, recorded_step, trace_step
+from ..tracing.step import StepTrace, check_loss, record_step, trace_step
 from ..tracing.step_tape import StepTape
 from ..tracing.tape import off
 from ..train.freezing import freeze_parameters
@@ -161,12 +161,15 @@ def trace_update(run: str | Path, step: int, announce: Callable[[str], None] = l
     trainer, recording = prepare_replay(opened, announce)
     with trainer.group:
         trainer.replay(step, lambda updates: _announce(opened, updates, announce))
-        with recorded_step(trainer.model, list(trainer.optimizers.values())) as tape:
-            recording.append(tape)
+
+        def update(tape: StepTape) -> None:
+            recording[:] = [tape]
             trainer.update()
             recording.clear()
+
+        tape, traced = record_step(trainer.model, list(trainer.optimizers.values()), update)
     (loss, *_) = trainer.guard.read(trainer.step).losses or [float("nan")]
-    return StepTrace(tape, loss)
+    return StepTrace(tape, traced, loss)
 
 
 def prepare_replay(opened: Run, announce: Callable[[str], None]) -> tuple[Trainer, list[StepTape]]:

@@ -51,7 +51,7 @@ def tensors(trace: LiveTrace) -> list[Node]:
     models: dict[Any, str] = {}
     for path, like in likes.items():
         if like not in models:
-            trace.open(graph.results[path][0])
+            trace.open(graph.results[path][0][0])
             models[like] = path
 
     def inside(path: str) -> list[Node]:
@@ -60,7 +60,7 @@ def tensors(trace: LiveTrace) -> list[Node]:
         return [replace(n, name=path + n.name.removeprefix(model)) for n in graph.nodes[first:last]]
 
     skipped = {i for first, last, _, _ in graph.opened.values() for i in range(first, last)}
-    ends = {graph.results[path][0]: path for path in graph.blocks}
+    ends = {graph.results[path][0][0]: path for path in graph.blocks}
     nodes: list[Node] = []
     for i, n in enumerate(graph.nodes):
         if i not in skipped:

@@ -1,6 +1,5 @@
 """Tracing a model: one run recorded whole, or block by block; its values edited, and the model run on."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError
+from .block_trace import BlockTrace
 from .contributions import Contributions, LinearizedModel
 from .loss import logits_of
 from .recording import TracedModel
@@ -92,10 +92,8 @@ def trace(
     return LiveTrace(traced_model, traced_model.run(lazy=True), words, facts)
 
 
-class LiveTrace(Trace):
+class LiveTrace(BlockTrace):
     """A trace that still has its model: blocks can be opened, values edited, and the model run on from there."""
-
-    graph: Tape
 
     def __init__(self, traced_model: TracedModel, tape: Tape, labels: Any = None, facts: Any = None):
         super().__init__(tape, labels, facts)
@@ -103,25 +101,8 @@ class LiveTrace(Trace):
         self.linearized: Callable[[], LinearizedModel | None] | None = None  # for contributions, while it is alive
         self.edits: tuple[str, ...] = ()  # as the command line writes them
 
-    def find(self, name: str) -> int:
-        tape = self.graph
-        if name not in tape.names:
-            for path in tape.blocks:
-                if name.startswith((f"{path}.", f"{path}:")) and path not in tape.opened:
-                    self.traced_model.open_block(tape, path)
-        return super().find(name)
-
-    def matching(self, pattern: str) -> list[str]:
-        begin = re.split(r"[*?]", pattern)[0]
-        for path in [path for path in self.graph.blocks if path not in self.graph.opened]:
-            if f"{path}.".startswith(begin) or begin.startswith(f"{path}."):
-                self.traced_model.open_block(self.graph, path)
-        return super().matching(pattern)
-
-    def open(self, node: int) -> None:
-        plan = self.graph.nodes[node].plan
-        if isinstance(plan, tuple) and plan[0] == "block":
-            self.traced_model.open_block(self.graph, plan[1])
+    def open_block(self, path: str) -> None:
+        self.traced_model.open_block(self.graph, path)
 
     def edit(self, where: str, value: Value) -> "LiveTrace":
         """The same run with one value changed: to a number, a tensor, a function of it, or another trace's."""

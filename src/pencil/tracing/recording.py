@@ -2,9 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from typing import Any
 
 import torch
@@ -17,37 +16,7 @@ from ..core.layers import evaluating
 from ..core.notation import Notation, stored
 from ..core.probe import Probe, declared, symbols
 from . import loss
-from .tape import BUDGET, Edit, Tape
-
-# ---- arguments and results as they come: tensors alone, in lists, in tuples, in dictionaries; each by a name
-
-
-def tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors inside an argument or a result, each with a name."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, Mapping | list | tuple):
-        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from tensors(inner, f"{name}.{key}" if name else str(key))
-
-
-def mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> Any:
-    """An argument or a result with each tensor in it changed, by the name `tensors` gives it."""
-    if isinstance(value, Tensor):
-        return change(name, value)
-    if not isinstance(value, Mapping | list | tuple):
-        return value
-    before = dict(value) if isinstance(value, Mapping) else dict(enumerate(value))
-    after = {key: mapped(inner, f"{name}.{key}" if name else str(key), change) for key, inner in before.items()}
-    if all(after[key] is before[key] for key in before):
-        return value
-    if not isinstance(value, Mapping):
-        return type(value)(*after.values()) if hasattr(value, "_fields") else type(value)(list(after.values()))
-    other: Any = copy(value)
-    for key, inner in after.items():
-        other[key] = inner
-    return other
-
+from .tape import BUDGET, Edit, Tape, mapped, tensors
 
 # ---- the model
 
@@ -207,16 +176,14 @@ class TracedModel:
 
     def _hooks(self, tape: Tape, blocks: dict[str, nn.Module]) -> Iterator[Any]:
         paths: list[str] = []
-        before: list[list[tuple[Tensor, int]]] = []
 
-        def enter(path: str, lazy: bool) -> Callable[..., None]:
-            def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def enter(path: str, lazy: bool) -> Callable[..., Any]:
+            def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
                 paths.append(tape.path)
                 tape.path = path
                 if lazy and not tape.paused and not any(name.startswith(f"{path}.") for name in self.edits):
-                    copies = mapped((args, kwargs), "", lambda _, tensor: tape.copied(tensor))
-                    tape.blocks[path], tape.paused = (module, *copies), True  # recorded no further until it is left
-                    before.append([(tensor, tensor._version) for _, tensor in tensors((args, kwargs), "")])
+                    args, kwargs = tape.close_block(path, module, args, kwargs)
+                return args, kwargs
 
             return hook
 
@@ -224,10 +191,7 @@ class TracedModel:
             def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
                 tape.path = paths.pop()
                 if lazy and path in tape.blocks and tape.paused:
-                    tape.paused = False
-                    if any(tensor._version != version for tensor, version in before.pop()):
-                        raise UserError(f"{path} writes into its input, so it cannot be left closed: use keep='all'")
-                    tape.block_outputs(path, [tensor for _, tensor in tensors(out, "")])
+                    out = tape.leave_block(path, out)
                 if path and not self.probed:
                     out = mapped(out, path, tape.change)
                     for name, tensor in tensors(out, path):
@@ -254,7 +218,7 @@ class TracedModel:
             args, kwargs = mapped((args, kwargs), "", lambda _, tensor: tape.copied(tensor))
             out = module(*args, **kwargs)
         tape.budget = budget
-        tape.block_opened(path, [tensor for _, tensor in tensors(out, "")], begun)
+        tape.block_opened(path, dict(enumerate(tensor for _, tensor in tensors(out, ""))), begun)
         self.explain(tape)
 
 

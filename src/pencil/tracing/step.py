@@ -7,6 +7,7 @@
 Model and optimizer are afterwards as they were: the trace has the weights after the step.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError
+from .block_trace import BlockTrace
 from .recording import EveryValue, TracedModel, parameters_and_buffers
 from .step_tape import CLIPPED, GRADIENT, LOG_PROBABILITIES, NEW, PROBABILITIES, StepTape
+from .tape import BUDGET, TooMuch
 from .trace import Trace, View
 
 Loss = Callable[..., Tensor]
@@ -40,14 +43,30 @@ class Named:
         return f"<{len(list(self))} tensors whose names begin with {self.prefix}>"
 
 
-class StepTrace(Trace):
+class StepTrace(BlockTrace):
     """A trace of a training step: `t.grad[name]` is ∂L/∂ of a value or parameter, `t.new[name]` one after the step."""
 
     graph: StepTape
+    prefix = re.compile(f"^{GRADIENT}")
 
-    def __init__(self, tape: StepTape, loss: float, labels: Any = None, facts: Any = None):
+    def __init__(
+        self, tape: StepTape, traced: TracedModel, loss: float, labels: Any = None, facts: Any = None
+    ):
         super().__init__(tape, labels, facts)
-        self.loss = loss
+        self.traced, self.loss = traced, loss
+
+    def open_block(self, path: str) -> None:
+        """Run a closed block again, forward and backward, with the weights from before the update."""
+        tape = self.graph
+        while tape.opened and tape.bytes > BUDGET:
+            tape.forget(next(iter(tape.opened)))
+            tape.bytes = 0  # roughly, of what is open now
+        begun = len(tape.nodes), len(tape.alive)
+        with self.traced.taped(tape, lazy=False, gradients=True):
+            computed = tape.run_again(path)
+        tape.block_opened(path, computed, begun)
+        self.traced.explain(tape)
+        describe_gradients(tape)
 
     def edit(self, where: str, value: Any) -> Trace:
         """Refused: other numbers would be another step."""
@@ -75,12 +94,14 @@ def trace_step(
     clip: float | None = None,
     training: bool = False,
     labels: Any = None,
+    keep: str = "auto",
 ) -> StepTrace:
     """Record one training step: every gradient and every new weight with its receipt.
 
     `loss(model, *batch)` is the loss of a batch, a tuple of tensors (or one tensor); a list of batches is accumulated,
     each with the same weight. `clip` is the largest norm of all gradients together. Dropout is off, unless `training`.
-    Without an optimizer the trace ends with the gradients.
+    Without an optimizer the trace ends with the gradients. `keep` is as for `trace`: "all", "blocks" (only what goes
+    into them and out of them in both directions, each run again when it is opened) or "auto".
     """
     batches = batch if isinstance(batch, list) else [batch]
     if not batches:
@@ -89,7 +110,10 @@ def trace_step(
     optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     check_optimizers(optimizers)
     total = 0.0
-    with recorded_step(model, optimizers, training) as tape:
+
+    def step(tape: StepTape) -> None:
+        nonlocal total
+        total = 0.0
         for i, one in enumerate(batches):
             for j, tensor in enumerate(one):
                 if isinstance(tensor, Tensor):
@@ -110,7 +134,37 @@ def trace_step(
         for one in optimizers:
             one.step()
         tape.name_parameter_gradients(tape.parameters)
-    return StepTrace(tape, total, labels)
+
+    tape, traced = record_step(model, optimizers, step, training, keep)
+    return StepTrace(tape, traced, total, labels)
+
+
+def record_step(
+    model: nn.Module,
+    optimizers: Sequence[Any],
+    step: Callable[[StepTape], object],
+    training: bool = False,
+    keep: str = "auto",
+) -> tuple[StepTape, TracedModel]:
+    """The tape of one step of these optimizers; model and optimizers are afterwards as they were.
+
+    `step` makes it; where it keeps too much it is broken off before its backward pass, and made again.
+    """
+    if keep not in ("auto", "all", "blocks"):
+        raise UserError(f"keep must be auto, all or blocks, not {keep}")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError("this model has no parameters that need gradients")
+    if device := next((p.device for p in model.parameters() if p.device.type != "cpu"), None):
+        raise UserError(f"a step is recorded on a CPU, and this model is on {device}: give model.cpu()")
+    traced = TracedModel(model, (), {}, {})
+    if keep != "blocks":
+        random = torch.get_rng_state()
+        try:
+            # a backward pass keeps about as much again
+            return _recorded(traced, optimizers, step, training, BUDGET // 2 if keep == "auto" else None), traced
+        except TooMuch:
+            torch.set_rng_state(random)
+    return _recorded(traced, optimizers, step, training, closed=True), traced
 
 
 def check_loss(loss: Any) -> None:
@@ -132,15 +186,15 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
             raise UserError(f"the update of {type(optimizer).__name__} is not described: {known} are")
 
 
-@contextmanager
-def recorded_step(model: nn.Module, optimizers: Sequence[Any], training: bool = False) -> Iterator[StepTape]:
-    """A tape that is on for one step of these optimizers; model and optimizers are afterwards as they were."""
-    if not any(p.requires_grad for p in model.parameters()):
-        raise UserError("this model has no parameters that need gradients")
-    if device := next((p.device for p in model.parameters() if p.device.type != "cpu"), None):
-        raise UserError(f"a step is recorded on a CPU, and this model is on {device}: give model.cpu()")
-    traced = TracedModel(model, (), {}, {})
-    tape = StepTape(traced.model, optimizers)
+def _recorded(
+    traced: TracedModel,
+    optimizers: Sequence[Any],
+    step: Callable[[StepTape], object],
+    training: bool,
+    budget: int | None = None,
+    closed: bool = False,
+) -> StepTape:
+    tape = StepTape(traced.model, optimizers, budget)
     for name, leaf in parameters_and_buffers(traced.model).items():
         tape.leaf_names.setdefault(id(leaf), ([], "weight"))[0].append(name)
     gradients = {p: p.grad for p in tape.parameters}
@@ -148,9 +202,10 @@ def recorded_step(model: nn.Module, optimizers: Sequence[Any], training: bool = 
     try:
         for p in tape.parameters:
             p.grad = None
-        with _taped(traced, tape, training):
-            yield tape
+        with _taped(traced, tape, training, closed):
+            step(tape)
     finally:
+        tape.give_parameters_back()
         tape.restore()
         for p, gradient in gradients.items():
             p.grad = gradient
@@ -159,10 +214,11 @@ def recorded_step(model: nn.Module, optimizers: Sequence[Any], training: bool = 
             optimizer.state.update(state)
     traced.explain(tape)
     describe_gradients(tape)
+    return tape
 
 
 @contextmanager
-def _taped(traced: TracedModel, tape: StepTape, training: bool) -> Iterator[None]:
+def _taped(traced: TracedModel, tape: StepTape, training: bool, closed: bool) -> Iterator[None]:
     """The tape on, with gradients; fused routes off, every module's path known; all as it was afterwards."""
     with ExitStack() as stack:
         if traced.probed:
@@ -172,7 +228,7 @@ def _taped(traced: TracedModel, tape: StepTape, training: bool) -> Iterator[None
             )
             stack.callback(hook.remove)
         stack.enter_context(tape.watching())
-        stack.enter_context(traced.taped(tape, lazy=False, gradients=True))
+        stack.enter_context(traced.taped(tape, lazy=closed, gradients=True))
         if training:
             traced.model.train()  # until `taped` ends
         yield

@@ -11,8 +11,11 @@ those of the forward pass. Names go along: where a value has a name, its gradien
 An operation after the loss that has no rule is a leaf: its value is recorded, and `undescribed` says which it was.
 """
 
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -23,20 +26,37 @@ from ..config import UserError
 from .backward_rules import accumulated, adam, cells, first_moment, placed, second_moment
 from .graph import Node
 from .rules import row_major, step
-from .tape import Tape, memory_of, off
+from .tape import Tape, mapped, memory_of, off, tensors
 
 GRADIENT, CLIPPED, OLD, NEW = "grad:", "clipped:", "old:", "new:"
 PROBABILITIES, LOG_PROBABILITIES = "probabilities", "log_probabilities"
+
+
+@dataclass
+class ClosedBlock:
+    """How a closed block ran, so that it can run again; its autograd nodes have the numbers from `first` to `end`."""
+
+    first: int
+    training: list[bool]
+    random: Tensor  # the state of the random numbers
+    end: int = 0
+    wanted: set[str] = field(default_factory=set)  # the inputs that need gradients
+    parameters: dict[str, int] = field(default_factory=dict)  # by their names inside -> the nodes of their values
+    received: dict[int, int] = field(default_factory=dict)  # output -> the node of its gradient
 
 
 class StepTape(Tape):
     """Records a step of these optimizers on this model, however the step is made.
 
     `parameters` are those that need gradients, by one name each.
+
+    A block can be left closed in both directions. Then its inputs and parameters reach it as views, whose hooks hear of
+    the gradients that it gives back, and so do its outputs on leaving; what autograd computes in between is known by
+    the numbers of its nodes, and not recorded.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()):
-        super().__init__()
+    def __init__(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (), budget: int | None = None):
+        super().__init__(budget)
         self.parameters: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self.optimizers = list(optimizers)
         self.undescribed: dict[str, str] = {}  # operation without a rule -> the name of its first value
@@ -45,6 +65,12 @@ class StepTape(Tape):
         self._gradients: dict[Tensor, int] = {}  # parameter -> the node of its gradient, as it was last added to
         self._zeros: dict[str, int] = {}  # dtype -> the node of a zero
         self._first_number = 0
+        self.inside: dict[str, ClosedBlock] = {}
+        self._running = ""  # the block that runs, closed
+        self._firsts: list[int] = []  # `first` of every closed block, which rise
+        self._ends: list[int] = []
+        self._replaced: list[tuple[nn.Module, str, Any]] = []  # parameters of the block that runs, and whose they are
+        self._given: dict[Any, int] = {}  # where a gradient from a closed block lies in memory -> its node
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -122,8 +148,10 @@ class StepTape(Tape):
         if self.paused or func.namespace != "aten":
             return super().__torch_dispatch__(func, types, args, kwargs)
         running = torch._C._current_autograd_node()
+        if self._firsts and self._is_inside(running, args):
+            return func(*args, **(kwargs or {}))
         if running is not None:
-            self._after_loss = True
+            self._after_loss, self.budget = True, None  # too much is noticed before the backward pass begins
             self.path = GRADIENT + self._made_at.get(running._sequence_nr(), "")  # pyright: ignore
         else:
             if self.path.startswith(GRADIENT):
@@ -142,6 +170,17 @@ class StepTape(Tape):
                 self.name(out.exp(), PROBABILITIES)
             self.name(out, LOG_PROBABILITIES)
         return out
+
+    def _is_inside(self, running: Any, args: Any) -> bool:
+        """Whether an operation is of the backward pass of a closed block."""
+        if running is not None:
+            number = running._sequence_nr()
+            which = bisect(self._firsts, number) - 1
+            return which >= 0 and number < self._ends[which]
+        # between autograd's nodes its engine adds up gradients: inside, where one of them is not known
+        if torch._C._current_graph_task_id() < 0:  # pyright: ignore[reportAttributeAccessIssue]
+            return False
+        return any(id(x) not in self.of and _place(x) not in self._given for x in args if isinstance(x, Tensor))
 
     def _one_by_one(self, op: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """An operation on lists of tensors, tensor by tensor: on a CPU that is what the kernel does."""
@@ -226,6 +265,140 @@ class StepTape(Tape):
         node = self._add(places.contiguous(), "places", "constant", None)
         return tuple(accumulated(inputs["self"], node, places.numel(), values, n.shape, indexed))
 
+    # ---- blocks left closed in both directions
+
+    def node_of(self, value: Tensor) -> int:
+        if self._given and id(value) not in self.of and (node := self._given.get(_place(value))) is not None:
+            self._own(value, node)
+        return super().node_of(value)
+
+    def close_block(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        calls = sum(call.split("#")[0] == path for call in self.blocks)
+        self._running = path = f"{path}#{calls + 1}" if calls else path
+        super().close_block(path, module, args, kwargs)
+        modes = [m.training for m in module.modules()]
+        self._versions += [(buffer, buffer._version) for buffer in module.buffers()]
+        block = self.inside[path] = ClosedBlock(_next_number(), modes, torch.get_rng_state())
+        views: dict[Tensor, Tensor] = {}
+
+        def view(key: tuple[str, str], value: Tensor) -> Tensor:
+            if not value.requires_grad:
+                return value
+            if value not in views:
+                node, views[value] = self.node_of(value), value.view_as(value)
+                self._own(views[value], node)
+                views[value].register_hook(partial(self._gives_back, path, key))
+            return views[value]
+
+        for name, (owner, own_name, parameter) in parameters_inside(module).items():
+            block.parameters[name] = self.node_of(parameter)
+            self._replaced.append((owner, own_name, parameter))
+            owner._parameters[own_name] = view(("parameter", name), parameter)  # pyright: ignore[reportArgumentType]
+
+        def passed(name: str, value: Tensor) -> Tensor:
+            if value.requires_grad:
+                block.wanted.add(name)
+            return view(("input", name), value)
+
+        return mapped((args, kwargs), "", passed)
+
+    def leave_block(self, path: str, out: Any) -> Any:
+        path = self._running
+        self.give_parameters_back()
+        self.inside[path].end = _next_number()
+        self._firsts.append(self.inside[path].first)
+        self._ends.append(self.inside[path].end)
+        out = super().leave_block(path, out)
+        places = {id(tensor): i for i, (_, tensor) in enumerate(tensors(out, ""))}
+
+        def passed(_: str, value: Tensor) -> Tensor:
+            if not value.requires_grad:
+                return value
+            node, self.paused = self.node_of(value), True
+            view = value.view_as(value)
+            self.paused = False
+            self._own(view, node)
+            view.register_hook(partial(self._receives, path, places[id(value)], node))
+            return view
+
+        return mapped(out, "", passed)
+
+    def give_parameters_back(self) -> None:
+        """Put the parameters of the block that runs where views of them were."""
+        for owner, name, parameter in self._replaced:
+            owner._parameters[name] = parameter
+        self._replaced.clear()
+
+    def _receives(self, path: str, i: int, output: int, gradient: Tensor) -> Tensor:
+        """The gradient of an output, with its name."""
+        gradient = self._name_gradient(gradient, self.nodes[output].name)
+        self.inside[path].received[i] = self.node_of(gradient)
+        return gradient
+
+    def _gives_back(self, path: str, key: tuple[str, str], gradient: Tensor) -> None:
+        """A gradient that a closed block computed.
+
+        Its own object is not kept: autograd makes a tensor that nobody else has the gradient of a parameter itself,
+        and copies another.
+        """
+        with off():
+            same = gradient.detach()
+        kind, name = key
+        name = f"{GRADIENT}{path}.{name}:part" if kind == "parameter" else f"{GRADIENT}{path}:input{name}"
+        self._given[_place(same)] = self._closed(path, key, same, name)
+
+    def again(self, node: int, needs_gradient: bool) -> Tensor:
+        """The value of a node as a tensor that is known as that node."""
+        with off():
+            value = self.values[node]
+            new = torch.from_numpy(self.value(node).copy()) if value is None else value.detach()
+        self._own(new, node)
+        return new.requires_grad_(needs_gradient)
+
+    def run_again(self, path: str) -> dict[Any, Tensor]:
+        """Run a closed block forward and backward, recorded this time: what it computed, as `block_opened` takes it."""
+        module, args, kwargs = self.blocks[path]
+        block, before, self._after_loss = self.inside[path], torch.get_rng_state(), False
+        self.path = path.split("#")[0]
+        leaves: dict[Any, Tensor] = {}
+
+        def passed(name: str, value: Tensor) -> Tensor:
+            leaf = leaves["input", name] = self.copied(value).requires_grad_(name in block.wanted)
+            same = leaf.view_as(leaf)  # a leaf has no hook that would name its gradient
+            self._own(same, self.node_of(leaf))
+            return same
+
+        self.paused = True
+        args, kwargs = mapped((args, kwargs), "", passed)
+        self.paused = False
+        known: dict[Tensor, Tensor] = {}
+        for name, (owner, own_name, parameter) in parameters_inside(module).items():
+            self._replaced.append((owner, own_name, parameter))
+            # as it was before the update
+            needed = any(key == ("parameter", name) for _, key in self.results[path])
+            if parameter not in known:
+                known[parameter] = self.again(block.parameters[name], needed)
+            leaves["parameter", name] = owner._parameters[own_name] = known[parameter]  # pyright: ignore
+        modes = [(m, m.training) for m in module.modules()]
+        try:
+            for (m, _), mode in zip(modes, block.training, strict=True):
+                m.training = mode
+            torch.set_rng_state(block.random)
+            out = dict(enumerate(tensor for _, tensor in tensors(module(*args, **kwargs), "")))
+        finally:
+            self.give_parameters_back()
+            torch.set_rng_state(before)
+            for m, mode in modes:
+                m.training = mode
+        wanted = {key: leaf for key, leaf in leaves.items() if leaf.requires_grad}
+        received = {i: self.again(node, False) for i, node in block.received.items()}
+        if not received:
+            return out
+        found = torch.autograd.grad(
+            [out[i] for i in received], list(wanted.values()), list(received.values()), allow_unused=True
+        )
+        return out | {key: g for key, g in zip(wanted, found, strict=True) if g is not None}
+
     # ---- what came before, and after
 
     def check_graph(self, loss: Tensor) -> None:
@@ -258,6 +431,21 @@ class StepTape(Tape):
 def _next_number() -> int:
     """The number that the next autograd node gets."""
     return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _place(value: Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies in memory."""
+    return memory_of(value), value.storage_offset(), value.shape, value.stride()
+
+
+def parameters_inside(module: nn.Module) -> dict[str, tuple[nn.Module, str, nn.Parameter]]:
+    """The parameters of a module by all their names, each with the module that has it and its name there."""
+    return {
+        f"{path}.{name}" if path else name: (owner, name, parameter)
+        for path, owner in module.named_modules()
+        for name, parameter in owner._parameters.items()
+        if parameter is not None
+    }
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:

@@ -14,13 +14,14 @@ copied first, and another view of it is updated, cell by cell, when it is next r
 unfolds to the step that computed it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_any, tree_map_only
 
@@ -29,6 +30,36 @@ from . import backward_rules as _backward_rules  # noqa: F401  for what it adds 
 from . import window_rules as _window_rules  # noqa: F401
 from .graph import Array, Graph, Node, Plan
 from .rules import RULES, Call, In
+
+# ---- arguments and results as they come: tensors alone, in lists, in tuples, in dictionaries; each by a name
+
+
+def tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors inside an argument or a result, each with a name."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping | list | tuple):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from tensors(inner, f"{name}.{key}" if name else str(key))
+
+
+def mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> Any:
+    """An argument or a result with each tensor in it changed, by the name `tensors` gives it."""
+    if isinstance(value, Tensor):
+        return change(name, value)
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    before = dict(value) if isinstance(value, Mapping) else dict(enumerate(value))
+    after = {key: mapped(inner, f"{name}.{key}" if name else str(key), change) for key, inner in before.items()}
+    if all(after[key] is before[key] for key in before):
+        return value
+    if not isinstance(value, Mapping):
+        return type(value)(*after.values()) if hasattr(value, "_fields") else type(value)(list(after.values()))
+    other: Any = copy(value)
+    for key, inner in after.items():
+        other[key] = inner
+    return other
+
 
 # ---- tensors and the memory they view
 
@@ -94,7 +125,15 @@ def as_array(value: Tensor) -> Array:
         value = value.detach().cpu().resolve_conj()
         if value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()
-        return value.contiguous().numpy()
+        repeated = value.ndim and not any(value.stride())  # one number, as `kept_aside` keeps zeros
+        return (value if repeated else value.contiguous()).numpy()
+
+
+def kept_aside(value: Tensor) -> Tensor:
+    """A copy; of a tensor of zeros, such as the first moments of Adam, one number that stands for all."""
+    if value.numel() > 1 and not value.is_complex() and not value.contiguous().view(torch.uint8).any():
+        return value.new_zeros(()).expand(value.shape)
+    return value.clone()
 
 
 # ---- operations that only move values: their plan is found by sending the places of their inputs through them
@@ -152,8 +191,9 @@ class Tape(TorchDispatchMode, Graph):
         self.edited: set[str] = set()
         self._arrays: dict[int, Array] = {}
         self.blocks: dict[str, tuple[Any, Any, Any]] = {}  # path -> module and arguments, of closed blocks
-        self.results: dict[str, list[int]] = {}  # path -> the nodes of its outputs
+        self.results: dict[str, list[tuple[int, Any]]] = {}  # path -> the nodes of what it computed, each with a key
         self.opened: dict[str, tuple[int, int, int, int]] = {}  # path -> its nodes, and objects alive, from and to
+        self._versions: list[tuple[Tensor, int]] = []  # of the arguments of the block that runs
 
     # ---- what a graph must know
 
@@ -463,7 +503,7 @@ class Tape(TorchDispatchMode, Graph):
                 value = self.values[node]
                 if value is not None and memory_of(value) == memory:
                     # what only moves is read where its values came from
-                    self.values[node] = None if self.nodes[node].moves else value.clone()
+                    self.values[node] = None if self.nodes[node].moves else kept_aside(value)
                     self._arrays.pop(node, None)  # it was a view of that memory
 
     # ---- blocks left closed
@@ -476,40 +516,63 @@ class Tape(TorchDispatchMode, Graph):
         self._own(new, node)
         return new
 
-    def block_outputs(self, path: str, outs: list[Tensor]) -> None:
-        """Record the outputs of a block, without its inside."""
-        self.results[path] = []
-        for i, out in enumerate(outs):
-            if id(out) not in self.of:
-                node = self._add(out, "block", "block", ("block", path, i), path if not i else f"{path}.{i}")
-                self.nodes[node].named = True
-                self.results[path].append(node)
-            else:
-                self.results[path].append(self.of[id(out)][0])
+    def close_block(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Keep the arguments of a block and record no further until it is left; the arguments it is to run on."""
+        copies = mapped((args, kwargs), "", lambda _, tensor: self.copied(tensor))
+        self.blocks[path], self.paused = (module, *copies), True
+        self._versions = [(tensor, tensor._version) for _, tensor in tensors((args, kwargs), "")]
+        return args, kwargs
 
-    def block_opened(self, path: str, outs: list[Tensor], begun: tuple[int, int]) -> None:
-        """Its inside is now recorded: its outputs follow from it, if they are the same to the last bit.
+    def leave_block(self, path: str, out: Any) -> Any:
+        """Record the outputs of a block, without its inside; what the model goes on with."""
+        self.paused = False
+        if any(tensor._version != version for tensor, version in self._versions):
+            raise UserError(
+                f"{path} writes into its input or a buffer, so it cannot be left closed: use keep='all'"
+            )
+        self.results[path] = []
+        for i, (_, tensor) in enumerate(tensors(out, "")):
+            if id(tensor) not in self.of:
+                self._closed(path, i, tensor, path if not i else f"{path}.{i}")
+                self.nodes[-1].named = True
+            else:
+                self.results[path].append((self.of[id(tensor)][0], i))
+        return out
+
+    def _closed(self, path: str, key: Any, value: Tensor, name: str) -> int:
+        """A node for a tensor that a closed block computed."""
+        node = self._add(value, "block", "block", ("block", path, key), name)
+        self.results[path].append((node, key))
+        return node
+
+    def block_opened(self, path: str, computed: Mapping[Any, Tensor], begun: tuple[int, int]) -> None:
+        """Its inside is now recorded: what it computed follows from it, if that is the same to the last bit.
 
         `begun` counts the nodes and the objects alive when it began.
         """
-        for node, out in zip(self.results[path], outs, strict=True):
-            before = self.values[node]
-            if before is None or not torch.equal(torch.nan_to_num(before), torch.nan_to_num(out)):
+        for node, key in self.results[path]:
+            before, again = self.values[node], computed[key]
+            if before is None or not torch.equal(torch.nan_to_num(before), torch.nan_to_num(again)):
                 raise UserError(f"{path} gave other values when it was run again, so its inside cannot be shown")
-            inner = self.of[id(out)][0]
+            inner = self.node_of(again)
             if inner != node:
                 made, n = self.nodes[inner], self.nodes[node]
                 n.plan, n.op, n.kind = made.plan, made.op, made.kind
                 made.named, made.also = False, ()
-                self.names = {name: node if i == inner else i for name, i in self.names.items() if name != f"{path}#2"}
+                own = path.split("#")[0]  # which the closed node is called already
+                self.names = {
+                    name: node if i == inner else i
+                    for name, i in self.names.items()
+                    if i != inner or name.split("#")[0] != own
+                }
         self.opened[path] = (begun[0], len(self.nodes), begun[1], len(self.alive))
 
     def forget(self, path: str) -> None:
         """Drop the inside of an opened block; it can be opened again."""
         begun, end, first, last = self.opened.pop(path)
-        for i, node in enumerate(self.results[path]):
+        for node, key in self.results[path]:
             n = self.nodes[node]
-            n.plan, n.op, n.kind = ("block", path, i), "block", "block"
+            n.plan, n.op, n.kind = ("block", path, key), "block", "block"
         inside = set(range(begun, end))
         for node in inside:
             self.values[node], self.nodes[node].named = None, False
@@ -517,6 +580,6 @@ class Tape(TorchDispatchMode, Graph):
         for value in self.alive[first:last]:
             self.of.pop(id(value), None)
         self.alive[first:last] = [torch.empty(0)] * (last - first)
-        results = self.results[path]
+        results = {node for node, _ in self.results[path]}
         outside = {k: v for k, v in self.names.items() if v not in inside}
         self.names = {k: v for k, v in outside.items() if v not in results or not k.startswith(f"{path}.")}

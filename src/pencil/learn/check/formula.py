@@ -55,9 +55,19 @@ def read(text: str) -> ast.expr:
 
 def names(tree: ast.expr) -> set[str]:
     """The names of values in a formula, without those of functions."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Call)]
-    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    return {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called}
+    found: set[str] = set()
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.BinOp):  # what long formulas are made of
+            todo += (node.left, node.right)
+        elif isinstance(node, ast.Call):
+            todo += (*([] if isinstance(node.func, ast.Name) else [node.func]), *node.args, *node.keywords)
+        elif not isinstance(node, ast.Constant):
+            todo += ast.iter_child_nodes(node)
+    return found
 
 
 def work_out(tree: ast.expr, known: Mapping[str, np.ndarray]) -> np.ndarray:

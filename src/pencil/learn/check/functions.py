@@ -97,7 +97,7 @@ def rank(x):
 
 
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf}
-COUNT = 1_000_000  # cells that counting a model is worth, so that a file counts some twenty at most
+COUNT = 1_200_000  # cells that counting a model is worth, so that a file counts some twenty at most
 
 
 def _sizes(parts: tuple[Any, ...]) -> list[int]:

@@ -9,9 +9,9 @@ from typing import Any
 from ...config import UserError
 
 LARGEST = 1_000_000  # numbers in one value, so that it cannot fill the memory
-WORK = 20_000_000  # cells that the formulas of one file may compute, so that it cannot run for long
+WORK = 24_000_000  # cells that the formulas of one file may compute, so that it cannot run for long
 SECONDS = 10.0  # of CPU time, where a cell takes longer than foreseen
-OVERHEAD = 300  # of one operation, in cells
+OVERHEAD = 600  # of one operation, in cells
 
 
 class TooMuch(UserError):
