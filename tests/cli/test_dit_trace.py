@@ -17,6 +17,7 @@ from pencil.models.dit import DiTConfig
 from pencil.runs.run import Run
 from pencil.tracing.trace import read
 from pencil.train.settings import TrainConfig
+from pencil.train.tasks.diffusion import normal
 from traced import stirred, unchecked
 
 CLASSES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -272,6 +273,32 @@ def test_heat_maps_of_a_video(type_in, fails, run, tmp_path):
     assert "blocks.1.attn.pattern is not attention to the whole image: leave --query out" in shown
 
 
+# a training step
+
+
+@pytest.mark.parametrize("name", ["picture", "steps"])
+def test_a_training_step_on_an_image(type_in, run, tmp_path, name):
+    """A flow, and discrete steps whose model predicts the noise: the loss and its gradients are those worked out."""
+    pixels = np.random.default_rng(5).integers(0, 256, (6, 10), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "p.png")
+    type_in("trace", run(name), "--update", "--label", "three", "--target", "p.png", "--time", 0.4, "--seed", 7,
+            "--out", "s.trace.safetensors")  # fmt: skip
+    step = read(tmp_path / "s.trace.safetensors")
+    x = torch.tensor(pixels / 127.5 - 1, dtype=torch.float32)[None, None]
+    noise = normal(torch.tensor([7]), (1, 6, 10))
+    model = load(run(name)).model
+    if name == "picture":
+        noised, time, target = 0.6 * x + 0.4 * noise, 400.0, noise - x
+    else:
+        betas = np.linspace(1e-4, 0.02, 1000)[:401]  # 0.4 of the last step, 999, is step 400
+        left = float(np.prod(1 - betas))
+        noised, time, target = left**0.5 * x + (1 - left) ** 0.5 * noise, 400, noise
+    loss = (model(noised, torch.tensor([time]), torch.tensor([3])) - target).square().mean()
+    loss.backward()
+    near(step["loss"].value, loss.detach())
+    near(step["grad:blocks.0.attn.out.weight"].value, model.blocks[0].attn.out.weight.grad)
+
+
 # what fails
 
 
@@ -286,6 +313,9 @@ def test_heat_maps_of_a_video(type_in, fails, run, tmp_path):
     (("--label", "seven", "--step", 6, "--steps", 5), "--step must be from 1 to 5, not 6"),
     (("--label", "seven", "--steps", 0), "--steps must be at least 1, not 0"),
     (("--label", "seven", "--step", "last"), "last"),
+    (("--label", "seven", "--time", 0.5), "give one, or leave it out"),
+    (("--label", "seven", "--target", "a.png", "--time", 1.5), "--time must be from 0 to 1, not 1.5"),
+    (("--label", "seven", "--target", "a.png", "--step", 5), "--step is of sampling"),
     (("--label", "seven", "--seed", -1), "--seed must be from 0 to"),
     (("--label", "seven", "--seed", 10**13), "--seed must be from 0 to"),
 ])  # fmt: skip

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class StepMaker:
     """
 
     def __init__(self, loaded: Loaded, live: LiveTrace):
-        if live.traced_model.targets is None:
+        if live.traced_model.targets is None and live.loss is None:
             raise UserError(
                 f"a {loaded.run.family} has no loss without a target: name it with --target, or take a batch of the "
                 "training with --update-at"
@@ -63,8 +64,11 @@ class StepMaker:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            logits, right = self._rows(self.model, *traced.inputs, **plain)
-            loss = F.cross_entropy(logits, right, ignore_index=NONE)
+            if self._live.loss is None:
+                logits, right = self._rows(self.model, *traced.inputs, **plain)
+                loss = F.cross_entropy(logits, right, ignore_index=NONE)
+            else:
+                loss = self._live.loss(partial(self.model, **plain), *traced.inputs)
             check_loss(loss)
             loss.backward()
             trained = [p for p in self.model.parameters() if p.grad is not None]
@@ -74,6 +78,8 @@ class StepMaker:
                 optimizer.step()
             for p in trained:
                 p.grad = None
+            if self._live.loss is not None:
+                return float(loss.detach()), []
             likely, counted = logits.detach().log_softmax(-1).exp(), right >= 0
             return float(loss.detach()), likely[counted].gather(-1, right[counted, None])[:, 0].tolist()
 
@@ -88,6 +94,8 @@ class StepMaker:
         return torch.as_tensor(self._live.traced_model.targets).flatten().tolist()
 
     def _loss(self, model: Any, *inputs: Tensor) -> Tensor:
+        if self._live.loss is not None:
+            return self._live.loss(model, *inputs)
         return F.cross_entropy(*self._rows(model, *inputs), ignore_index=NONE)
 
     def _rows(self, model: Any, *inputs: Tensor, **more: Any) -> tuple[Tensor, Tensor]:

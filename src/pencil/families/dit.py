@@ -13,13 +13,14 @@ from cyclopts import Parameter
 from .. import draw
 from ..config import EXAMPLE_RUNS, UserError, nearest
 from ..core.masks import NOWHERE
+from ..core.span import Span
 from ..cost.activations import FULL, Activations, adaln_block_group, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, mean_square
 from ..data.images.open_images import EMBEDDED
 from ..data.tokenizers.tokenizer import Tokenizer
 from ..files import read_json, write_all
 from ..inference.autoencoder import Autoencoder, autoencoder_for, has_latents
-from ..inference.diffusion import check_sampler
+from ..inference.diffusion import RectifiedFlow, check_sampler
 from ..inference.image_sampling import decoder_of, process_of, sample_images
 from ..inference.text_batches import end_token, pad, shorten, token_label
 from ..models.dit import PRESETS, DiT, DiTConfig, groupings
@@ -27,7 +28,7 @@ from ..models.reader import ReaderConfig
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
 from ..tracing.recording import mapped
-from ..train.tasks.diffusion import Diffusion, score_samples
+from ..train.tasks.diffusion import Diffusion, normal, prediction_loss, score_samples
 from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
 from ..weights.dit import DIT
 from ..weights.dit_original import DIT_ORIGINAL
@@ -59,7 +60,7 @@ from .options import (
     check_count,
     default,
 )
-from .predictions import check_conditions, grouped, to_image
+from .predictions import check_conditions, grouped, input_transform, picture_tensor, read_pictures, to_image
 
 
 def condition(loaded: Loaded, labels: list[str], texts: list[str], count: int = 1) -> tuple[Any, ...]:
@@ -200,9 +201,34 @@ class TraceOptions(NoOptions):
         ),
     ] = None
 
+    target: Annotated[
+        Path | None,
+        Parameter(
+            group=INPUT,
+            help="Instead of a denoising step what training shows the model: this image, with noise of --seed added up "
+            "to --time. Its loss is that of training.",
+        ),
+    ] = None
+    time: Annotated[
+        float | None,
+        Parameter(
+            group=INPUT,
+            help="With --target: how far towards noise, from 0 (the image) to 1 (noise).",
+            show_default=default(0.5),
+        ),
+    ] = None
+
     def check(self) -> None:
         super().check()
         check_count("--steps", self.steps, MOST_STEPS)
+        if self.time is not None and self.target is None:
+            raise UserError("--time says how much noise is added to the image of --target: give one, or leave it out")
+        if self.target is not None:
+            for name in ("step", "steps", "guidance"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"--{name} is of sampling, and --target is an image of training: leave one out")
+            if self.time is not None and not 0 <= self.time <= 1:
+                raise UserError(f"--time must be from 0 to 1, not {self.time:g}")
         steps = STEPS if self.steps is None else self.steps
         if self.step is not None and not 1 <= self.step <= steps:
             raise UserError(f"--step must be from 1 to {steps}, not {self.step}")
@@ -213,7 +239,7 @@ class _StepReached(Exception):
 
 
 def trace_step(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
-    """The model at one denoising step, on exactly what `sample` hands it."""
+    """The model at one denoising step, on exactly what `sample` hands it; or on a noised image, as in training."""
     model, tokenizer, _ = loaded
     c, named = model.config, options.prompt if model.config.vocab else options.label
     labels, texts = ([] if one is None else [one] for one in (options.label, options.prompt))
@@ -221,7 +247,14 @@ def trace_step(loaded: Loaded, options: TraceOptions, double: bool = False) -> L
     steps = STEPS if options.steps is None else options.steps
     step = (steps + 1) // 2 if options.step is None else options.step
     seed, guidance = options.seed or 0, 1.0 if options.guidance is None else options.guidance
-    inputs = _inputs_at(loaded, given, step, steps, seed, guidance)
+    loss = None
+    if options.target is None:
+        inputs = _inputs_at(loaded, given, step, steps, seed, guidance)
+        about = f"step {step} of {steps}"
+    else:
+        time = 0.5 if options.time is None else options.time
+        inputs, loss = _noised(loaded, options.target, given, time, seed)
+        about = f"time {time:g}"
     if double:
         model.double()
         inputs = mapped(inputs, "", lambda _, one: one.double() if one.is_floating_point() else one)
@@ -230,8 +263,31 @@ def trace_step(loaded: Loaded, options: TraceOptions, double: bool = False) -> L
         ids, places = given[0][0].tolist(), given[1][0].tolist()
         read = [token_label(tokenizer, i) if at < NOWHERE else "(padding)" for i, at in zip(ids, places, strict=True)]
         words["s"] = ["begin", *read[1:]]
-    moment = (f"{named}, " if given else "") + f"step {step} of {steps}" + (f", seed {seed}" if seed else "")
-    return trace(model, *inputs, words=words, facts=patch_facts(0, c.grid) | {"moment": moment})
+    moment = (f"{named}, " if given else "") + about + (f", seed {seed}" if seed else "")
+    traced = trace(model, *inputs, words=words, facts=patch_facts(0, c.grid) | {"moment": moment})
+    traced.loss = loss
+    return traced
+
+
+def _noised(loaded: Loaded, picture: Path, given: Any, time: float, seed: int) -> tuple[tuple[Any, ...], Any]:
+    """The model's inputs for a noised image, and the loss of what it gives."""
+    model, _, run = loaded
+    c = model.config
+    if has_latents(run, c) or c.frames > 1:
+        kind = "videos" if c.frames > 1 else "latents"
+        raise UserError(f"{run.path} was trained on {kind}, so --target has no image for it: use --update-at")
+    process = process_of(c, False)
+    x = picture_tensor(read_pictures([str(picture)], input_transform(loaded)), loaded)
+    noise = normal(torch.tensor([seed]), tuple(x.shape[1:])).to(x.dtype)
+    t = torch.tensor([time if isinstance(process, RectifiedFlow) else round(time * (len(process) - 1))])
+    noised = process.add_noise(x, noise, t)
+    places = Span.at(given[1]) if len(given) > 1 else None
+
+    def loss(model: Any, noised: torch.Tensor, *others: Any) -> torch.Tensor:
+        image, added = x.to(noised.dtype), noise.to(noised.dtype)
+        return prediction_loss(process, model(noised, *others), image, noised, added, t, 256)
+
+    return (noised, process.timestep(t), given[0] if given else None, places), loss
 
 
 def _inputs_at(loaded: Loaded, given: Any, step: int, steps: int, seed: int, guidance: float) -> tuple[Any, ...]:

@@ -3,15 +3,15 @@
 import re
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import Any
 
-from .tape import Tape
 from .trace import Trace
 
 
 class BlockTrace(Trace):
     """A trace of which blocks are recorded when they are looked into."""
 
-    graph: Tape
+    graph: Any  # a Tape
     prefix = re.compile("")  # what stands before the name of a value inside a block
 
     @abstractmethod

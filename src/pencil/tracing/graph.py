@@ -74,7 +74,11 @@ class Node:
 
     def index(self, place: int) -> tuple[int, ...]:
         """The index of a cell, from its place among the row-major values."""
-        return tuple(int(i) for i in np.unravel_index(place, self.shape)) if self.shape else ()
+        index: list[int] = []
+        for n in reversed(self.shape):
+            place, i = divmod(place, n)
+            index.append(i)
+        return tuple(reversed(index))
 
     @property
     def portions(self) -> bool:

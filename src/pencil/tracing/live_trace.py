@@ -95,11 +95,14 @@ def trace(
 class LiveTrace(BlockTrace):
     """A trace that still has its model: blocks can be opened, values edited, and the model run on from there."""
 
+    graph: Tape
+
     def __init__(self, traced_model: TracedModel, tape: Tape, labels: Any = None, facts: Any = None):
         super().__init__(tape, labels, facts)
         self.traced_model = traced_model
         self.linearized: Callable[[], LinearizedModel | None] | None = None  # for contributions, while it is alive
         self.edits: tuple[str, ...] = ()  # as the command line writes them
+        self.loss: Callable[..., Tensor] | None = None  # of (model, *inputs), where it is not that of targets
 
     def open_block(self, path: str) -> None:
         self.traced_model.open_block(self.graph, path)

@@ -6,6 +6,7 @@ A tree is ("num", value), ("cell", node, place, value), ("is", word, tree), ("ma
 
 from collections.abc import Iterator
 from decimal import ROUND_HALF_UP, Context, Decimal
+from heapq import nsmallest
 from math import isfinite, isqrt
 from typing import Any
 
@@ -156,8 +157,11 @@ def weigh(tree: Tree, n: Node, evaluated: Evaluated) -> tuple[Any, Any]:
             value, error = weigh(part, node, evaluated)
             return value, error + slack(node, value)
         case (head, terms, *rest) if FUNCTIONS[head].reduces:
-            each = [weigh(part, n, evaluated) for part in terms]
-            values = [(np.asarray([v for v, _ in each]), np.asarray([float(e) for _, e in each]))]
+            if all(part[0] == "cell" for part in terms):
+                values = [(np.asarray([part[3] for part in terms]), np.zeros(len(terms)))]
+            else:
+                each = [weigh(part, n, evaluated) for part in terms]
+                values = [(np.asarray([v for v, _ in each]), np.asarray([float(e) for _, e in each]))]
             values += [(np.asarray([weigh(part, n, evaluated)[0]]), np.asarray([0.0])) for part in rest]
             value, error = apply(head, values, n.inner, n.outer)
             return value[..., 0], np.broadcast_to(error, (1,))[..., 0]
@@ -237,17 +241,29 @@ def _number(value: Any, digits: int) -> tuple[str, int]:
 
 def _sum(parts: list[Tree], digits: int, evaluated: Evaluated) -> str:
     if len(parts) <= SHOWN:
-        return _joined([_term(part, digits, evaluated) for part in parts]) if parts else "0"
-    values = [plain(weigh(part, EXACT, evaluated)[0]) for part in parts]
-    largest_terms = _eight_largest(values)
+        written = [_term(part, digits, evaluated) for part in parts]
+        shown = [term for term in written if term != "0"]
+        zeros = len(written) - len(shown)
+        if zeros < 2 or not shown:
+            return _joined(written) if shown else "0"
+        return f"{_joined(shown)} + … ({zeros} more are 0)"
+    values = _values(parts, evaluated)
+    largest_terms = [i for i in _eight_largest(values) if values[i] != 0]
+    left = len(parts) - len(largest_terms)
     rest = sum(value for i, value in enumerate(values) if i not in largest_terms)
-    shown = _joined([_term(parts[i], digits, evaluated) for i in largest_terms])
-    return f"{shown} + … ({len(parts) - 8} more sum to {format_number(rest, digits)})"
+    shown = _joined([_term(parts[i], digits, evaluated) for i in largest_terms] or ["0"])
+    more = f"sum to {format_number(rest, digits)}" if len(largest_terms) == 8 else "are 0"
+    return f"{shown} + … ({left} more {more})"
+
+
+def _values(parts: list[Tree], evaluated: Evaluated) -> list[Any]:
+    inner = [part[2] if part[0] == "made" else part for part in parts]
+    return [part[3] if part[0] == "cell" else plain(weigh(part, EXACT, evaluated)[0]) for part in inner]
 
 
 def _eight_largest(values: list[Any]) -> list[int]:
     """Of a long sum the eight largest terms, in their order."""
-    return sorted(sorted(range(len(values)), key=lambda i: -abs(values[i]))[:8])
+    return sorted(nsmallest(8, range(len(values)), key=lambda i: -abs(values[i])))
 
 
 def largest(tree: Tree, evaluated: Evaluated) -> list[Tree]:
@@ -256,7 +272,7 @@ def largest(tree: Tree, evaluated: Evaluated) -> list[Tree]:
     if not sums:
         return []
     parts = sums[-1][1]
-    return [parts[i] for i in _eight_largest([plain(weigh(part, EXACT, evaluated)[0]) for part in parts])]
+    return [parts[i] for i in _eight_largest(_values(parts, evaluated))]
 
 
 def _term(tree: Tree, digits: int, evaluated: Evaluated) -> str:

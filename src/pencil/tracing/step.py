@@ -49,9 +49,7 @@ class StepTrace(BlockTrace):
     graph: StepTape
     prefix = re.compile(f"^{GRADIENT}")
 
-    def __init__(
-        self, tape: StepTape, traced: TracedModel, loss: float, labels: Any = None, facts: Any = None
-    ):
+    def __init__(self, tape: StepTape, traced: TracedModel, loss: float, labels: Any = None, facts: Any = None):
         super().__init__(tape, labels, facts)
         self.traced, self.loss = traced, loss
 

@@ -131,7 +131,8 @@ def as_array(value: Tensor) -> Array:
 
 def kept_aside(value: Tensor) -> Tensor:
     """A copy; of a tensor of zeros, such as the first moments of Adam, one number that stands for all."""
-    if value.numel() > 1 and not value.is_complex() and not value.contiguous().view(torch.uint8).any():
+    zeros = value.numel() > 1 and not value.is_complex() and float(value[(0,) * value.ndim]) == 0
+    if zeros and not value.contiguous().view(torch.uint8).any():  # to the bit: −0 is another number
         return value.new_zeros(()).expand(value.shape)
     return value.clone()
 
@@ -527,9 +528,7 @@ class Tape(TorchDispatchMode, Graph):
         """Record the outputs of a block, without its inside; what the model goes on with."""
         self.paused = False
         if any(tensor._version != version for tensor, version in self._versions):
-            raise UserError(
-                f"{path} writes into its input or a buffer, so it cannot be left closed: use keep='all'"
-            )
+            raise UserError(f"{path} writes into its input or a buffer, so it cannot be left closed: use keep='all'")
         self.results[path] = []
         for i, (_, tensor) in enumerate(tensors(out, "")):
             if id(tensor) not in self.of:

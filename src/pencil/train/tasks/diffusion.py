@@ -35,7 +35,7 @@ from ...data.tokenizers.tokenizer import Tokenizer
 from ...device import pick_device
 from ...files import write_all
 from ...inference.autoencoder import Autoencoder, autoencoder_of
-from ...inference.diffusion import RectifiedFlow, split_variance
+from ...inference.diffusion import Process, RectifiedFlow, split_variance
 from ...inference.image_sampling import decoder_of, process_of, sample_images
 from ...inference.text_batches import end_token, pad
 from ...models.build import normalize
@@ -285,15 +285,8 @@ class Diffusion(ImageTask):
         dropped = chance < condition_dropout if condition_dropout else None
         places = Span.at(condition[1]) if len(condition) > 1 else None
         noised = self.process.add_noise(x, noise, t)
-        output = model(noised, self.process.timestep(t), condition[0] if condition else None, places, dropped).float()
-        predicted, variance = split_variance(output, x.shape[1])
-        loss = F.mse_loss(predicted, self.process.target(x, noise, t))
-        if variance is None or isinstance(self.process, RectifiedFlow):
-            return loss
-        levels = 256 if self.autoencoder is None else None
-        bound = self.process.variational_bound(x, noised, predicted, variance, t, levels=levels)
-        # times are uniform: the mean term times their number estimates the sum over all steps
-        return loss + VARIATIONAL_BOUND_WEIGHT * len(self.process) * bound.mean()
+        output = model(noised, self.process.timestep(t), condition[0] if condition else None, places, dropped)
+        return prediction_loss(self.process, output, x, noised, noise, t, 256 if self.autoencoder is None else None)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
@@ -357,6 +350,19 @@ class Diffusion(ImageTask):
             return [*SCORED_BY] if self.conditional else [unscored]
         what = "captions" if self.conditional else "images alone"
         return [f"{what} have no class to score samples by: look at samples.png"]
+
+
+def prediction_loss(
+    process: Process, output: Tensor, x: Tensor, noised: Tensor, noise: Tensor, t: Tensor, levels: int | None
+) -> Tensor:
+    """The mean squared error of what a model predicts, and where it learns the variance a share of its bound."""
+    predicted, variance = split_variance(output if output.dtype == torch.float64 else output.float(), x.shape[1])
+    loss = F.mse_loss(predicted, process.target(x, noise, t))
+    if variance is None or isinstance(process, RectifiedFlow):
+        return loss
+    bound = process.variational_bound(x, noised, predicted, variance, t, levels=levels)
+    # times are uniform: the mean term times their number estimates the sum over all steps
+    return loss + VARIATIONAL_BOUND_WEIGHT * len(process) * bound.mean()
 
 
 def middle_frames(samples: np.ndarray) -> np.ndarray:

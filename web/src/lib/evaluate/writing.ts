@@ -124,12 +124,18 @@ export class Writer {
 
   private summed(parts: Tree[]): string {
     if (!parts.length) return "0";
-    if (parts.length <= this.graph.rules.shown) return joined(parts.map((part) => this.term(part)));
+    if (parts.length <= this.graph.rules.shown) {
+      const written = parts.map((part) => this.term(part)), shown = written.filter((term) => term !== "0");
+      const zeros = written.length - shown.length;
+      if (!shown.length) return "0";
+      return zeros < 2 ? joined(written) : `${joined(shown)} + … (${zeros} more are 0)`;
+    }
     const values: Num[] = parts.map((part) => weigh(part, EXACT).value);
     const order = values.map((_, i) => i).sort((i, j) => size(values[j]) - size(values[i]) || i - j);
-    const largest = order.slice(0, 8).sort((i, j) => i - j);
+    const largest = order.slice(0, 8).filter((i) => size(values[i]) !== 0).sort((i, j) => i - j);
     const rest = values.filter((_, i) => !largest.includes(i)).reduce((a, b) => WORK.add(a, b), 0);
-    const more = `(${parts.length - 8} more sum to ${formatNumber(rest, this.digits)})`;
-    return `${joined(largest.map((i) => this.term(parts[i])))} + … ${more}`;
+    const sum = largest.length === 8 ? `sum to ${formatNumber(rest, this.digits)}` : "are 0";
+    const shown = largest.length ? joined(largest.map((i) => this.term(parts[i]))) : "0";
+    return `${shown} + … (${parts.length - largest.length} more ${sum})`;
   }
 }
