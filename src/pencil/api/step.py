@@ -54,7 +54,7 @@ class StepMaker:
             return trace_step(self.model, self._loss, inputs, optimizers, clip=self.clip, labels=self._live.labels)
 
     def take(self) -> tuple[float, list[float]]:
-        """Take the step by the operations of a recorded one: the loss before it, and the probability of each target."""
+        """Take the step by the operations of a recorded one: the loss before it, and of targets the probability."""
         traced, plain = self._live.traced_model, {}
         if traced.probed:  # which keeps the model from its fused routes, as a recording does
             plain["probe"] = EveryValue(lambda name, value: value)
@@ -64,9 +64,12 @@ class StepMaker:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            likely: list[float] = []
             if self._live.loss is None:
                 logits, right = self._rows(self.model, *traced.inputs, **plain)
-                loss = F.cross_entropy(logits, right, ignore_index=NONE)
+                loss, counted = F.cross_entropy(logits, right, ignore_index=NONE), right >= 0
+                all_likely = logits.detach().log_softmax(-1).exp()
+                likely = all_likely[counted].gather(-1, right[counted, None])[:, 0].tolist()
             else:
                 loss = self._live.loss(partial(self.model, **plain), *traced.inputs)
             check_loss(loss)
@@ -78,10 +81,7 @@ class StepMaker:
                 optimizer.step()
             for p in trained:
                 p.grad = None
-            if self._live.loss is not None:
-                return float(loss.detach()), []
-            likely, counted = logits.detach().log_softmax(-1).exp(), right >= 0
-            return float(loss.detach()), likely[counted].gather(-1, right[counted, None])[:, 0].tolist()
+            return float(loss.detach()), likely
 
     @property
     def clip(self) -> float | None:
