@@ -46,8 +46,8 @@ def checked(value, shape):
     return value
 
 
-def asked(target="", steps=0, text=TEXT, **more):
-    lessons = [{"input": {"text": text}, "target": target, "steps": steps}] if steps else []
+def asked(target="", steps=0, text=TEXT, rate=1, **more):
+    lessons = [{"input": {"text": text}, "target": target, "steps": steps, "rate": rate}] if steps else []
     return {"model": "a", "input": {"text": text}, "edits": [], "lessons": lessons, "step": target, **more}
 
 
@@ -124,6 +124,12 @@ def test_a_copy_takes_steps_with_its_moments_and_the_run_stays_as_it_is(session,
     history = checked(seen(session, asked(steps=3))["history"], [TAKEN])
     assert history[2] == {"loss": found["loss"], "probabilities": [one["probability"] for one in found["targets"]]}
     assert history[0]["loss"] > history[1]["loss"] > history[2]["loss"]
+    # a tenth of the learning rate is a tenth of the step
+    whole, tenth = (
+        session.trained(session.state(asked(steps=1, rate=rate))).loaded.model.state_dict() for rate in (1, 0.1)
+    )
+    for name, old in weights.items():
+        torch.testing.assert_close(tenth[name] - old, 0.1 * (whole[name] - old), rtol=1e-3, atol=1e-6, msg=name)
     # a copy that is no longer kept is made again
     fresh = Session.open(runs("gpt"))
     again = fresh.trained(fresh.state(asked(steps=3))).loaded.model
@@ -203,6 +209,7 @@ def test_over_http_a_step_has_receipts_and_its_lessons_come_one_by_one(session):
             ({"lessons": [{"input": {"sound": "a"}, "target": "", "steps": 1}]}, "not a part of an input"),
             ({"lessons": asked(steps=700)["lessons"] * 2}, "at most 1000 training steps"),
             ({"step": 7}, "a target must be a text"),
+            ({"rate": 0}, "rate must be from 1e-06 to 1000"),
         ):
             assert sentence in served.post("/api/record", {**raw, **wrong}).error
 

@@ -31,7 +31,7 @@ def served(runs):
 
 
 def asked(steps=0):
-    lessons = [{"input": {"text": TEXT}, "target": "", "steps": steps}] if steps else []
+    lessons = [{"input": {"text": TEXT}, "target": "", "steps": steps, "rate": 1}] if steps else []
     return {"model": "a", "input": {"text": TEXT, "options": {"tokens": 3}}, "edits": [], "lessons": lessons}
 
 

@@ -26,7 +26,7 @@ MOST_COPIES = 2  # besides the run's own weights
 
 @dataclass(frozen=True)
 class Trained:
-    """A model after its lessons: what its optimizers remember, and the loss before each step of the last lesson."""
+    """A model after its lessons: what its optimizers remember, and the loss before each step on the last input."""
 
     loaded: Loaded
     optimizers: Mapping[str, Any] = field(default_factory=dict)
@@ -46,20 +46,18 @@ class Lessons:
             return self._run
         return self._copies.get_or_make(_key(lessons), lambda: self._train(lessons, listener))
 
-    def record(self, lessons: Sequence[Lesson], input: Mapping[str, str], target: str, listener: Listener) -> StepTrace:
-        """The step that follows these lessons, on an input; its facts say what the numbers of the trace do not."""
+    def record(self, lessons: Sequence[Lesson], step: Lesson, listener: Listener) -> StepTrace:
+        """The step that follows these lessons; its facts say what the numbers of the trace do not."""
         trained = self.trained(lessons, listener)
         listener.tell("progress", {"done": 0, "total": 1, "text": "recording the step"})
-        maker = self._maker(trained, input, target)
+        maker = self._maker(trained, step)
         trace = maker.record()
-        last = lessons[-1] if lessons else None
-        same = last is not None and (dict(last.input), last.target) == (dict(input), target)
         rates = {type(one).__name__: one.param_groups[0]["lr"] for one in maker.optimizers.values()}
         trace.facts |= {
             "targets": maker.targets,
             "rates": rates,
             "clip": maker.clip,
-            "history": list(trained.history) if same else [],
+            "history": list(_history(trained, lessons, step)),
         }
         return trace
 
@@ -73,8 +71,8 @@ class Lessons:
         if start is None:
             start, done = self.trained(before, listener), 0
         model = deepcopy(start.loaded.model)
-        maker = self._maker(replace(start, loaded=start.loaded._replace(model=model)), last.input, last.target)
-        history = list(start.history) if done else []
+        maker = self._maker(replace(start, loaded=start.loaded._replace(model=model)), last)
+        history = list(start.history if done else _history(start, before, last))
         for step in range(done, last.steps):
             listener.step(step - done, last.steps - done, "training")
             loss, probabilities = maker.take()
@@ -84,8 +82,8 @@ class Lessons:
         state = {name: optimizer.state_dict() for name, optimizer in maker.optimizers.items()}
         return Trained(start.loaded._replace(model=model), state, history)
 
-    def _maker(self, trained: Trained, input: Mapping[str, str], target: str) -> StepMaker:
-        """What makes steps on an input; its optimizers remember what those before them did."""
+    def _maker(self, trained: Trained, lesson: Lesson) -> StepMaker:
+        """What makes the steps of a lesson; its optimizers remember what those before them did."""
         loaded, profile = trained.loaded, self._profile
         if isinstance(why_not := profile.target(loaded), str):
             raise UserError(why_not)
@@ -93,13 +91,20 @@ class Lessons:
         refuse_int8(loaded.model, "trained")
         if loaded.device.type != "cpu":
             raise UserError(f"a step is recorded on a CPU, and this model is on {loaded.device}")
-        live = profile.with_target(loaded, profile.read(loaded, input), target)
+        live = profile.with_target(loaded, profile.read(loaded, lesson.input), lesson.target)
         if live.traced_model.targets is None:
             raise UserError("a text's targets are its next tokens, and this one has a single token: write one more")
         maker = StepMaker(loaded, live)
         for name, state in trained.optimizers.items():
             maker.optimizers[name].load_state_dict(deepcopy(state))
+        for group in (group for optimizer in maker.optimizers.values() for group in optimizer.param_groups):
+            group["lr"] = group["peak"] * lesson.rate
         return maker
+
+
+def _history(trained: Trained, lessons: Sequence[Lesson], step: Lesson) -> Sequence[Mapping[str, Any]]:
+    """What is known of the steps before one: of those on the same input."""
+    return trained.history if lessons and lessons[-1].is_on(step.input, step.target) else ()
 
 
 def _key(lessons: Sequence[Lesson]) -> str:

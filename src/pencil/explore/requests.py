@@ -18,6 +18,7 @@ TEXT_CHARACTERS, WORD_CHARACTERS, OPTION_CHARACTERS = 1_000_000, 1_000, 40  # at
 PICTURE_CHARACTERS = 32_000_000  # at most, as a data URL; its bytes are limited where it is decoded
 MOST_EDITS, MOST_OPTIONS, MOST_OPEN = 64, 32, 256
 MOST_LESSONS, MOST_STEPS = 16, 1000  # inputs that a copy of the model is trained on, and steps in all
+RATES = (1e-6, 1000.0)  # of a training step, as multiples of the run's learning rate: the least and the most
 INPUT_CHARACTERS = {
     "text": TEXT_CHARACTERS,
     "source": TEXT_CHARACTERS,
@@ -43,14 +44,18 @@ class Refused(UserError):
 
 @dataclass(frozen=True)
 class Lesson:
-    """Training steps on one input and its target."""
+    """Training steps on one input and its target, with so many times the run's learning rate."""
 
     input: Mapping[str, str]
     target: str
     steps: int
+    rate: float = 1.0
 
     def as_json(self) -> dict[str, Any]:
-        return {"input": dict(self.input), "target": self.target, "steps": self.steps}
+        return {"input": dict(self.input), "target": self.target, "steps": self.steps, "rate": self.rate}
+
+    def is_on(self, input: Mapping[str, str], target: str) -> bool:
+        return (dict(self.input), self.target) == (dict(input), target)
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class State:
     """What is on the page: a model by its id, its input with every option set, and the edits.
 
     `lessons` are the training steps that a copy of the model has taken. With `step`, a target, the trace of the state
-    is of one more step, on its input.
+    is of one more step, on its input, with `rate` times the run's learning rate.
     """
 
     model: str
@@ -68,11 +73,12 @@ class State:
     edits: tuple[str, ...] = ()
     lessons: tuple[Lesson, ...] = ()
     step: str | None = None
+    rate: float = 1.0
 
     @cached_property
     def key(self) -> str:
         """A name for what the model computes from it: a hash of the weights, the input, the edits and the step."""
-        parts = [self.trained_weights, dict(self.input), dict(self.options), self.edits, self.step]
+        parts = [self.trained_weights, dict(self.input), dict(self.options), self.edits, self.step, self.rate]
         content = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:24]
 
@@ -125,7 +131,15 @@ def read_state(
         _read_edits(edits),
         _read_lessons([] if raw.get("lessons") is None else raw["lessons"], takes),
         None if step is None else text(step, "a target", TEXT_CHARACTERS),
+        1.0 if step is None else _read_rate(raw),
     )
+
+
+def _read_rate(raw: Mapping[str, object]) -> float:
+    rate, (least, most) = number(raw.get("rate", 1), "rate"), RATES
+    if not least <= rate <= most:
+        raise Refused(f"rate must be from {least:g} to {most:g}, not {rate:g}")
+    return float(rate)
 
 
 def _read_lessons(raw: object, takes: Mapping[str, object]) -> tuple[Lesson, ...]:
@@ -136,7 +150,9 @@ def _read_lessons(raw: object, takes: Mapping[str, object]) -> tuple[Lesson, ...
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
             raise Refused(f"the steps of a lesson are a whole number from 1 to {MOST_STEPS}")
         input, target = table(lesson.get("input"), "the input of a lesson"), lesson.get("target", "")
-        lessons.append(Lesson(_read_texts(input, takes), text(target, "a target", TEXT_CHARACTERS), steps))
+        lessons.append(
+            Lesson(_read_texts(input, takes), text(target, "a target", TEXT_CHARACTERS), steps, _read_rate(lesson))
+        )
     if sum(lesson.steps for lesson in lessons) > MOST_STEPS:
         raise Refused(f"a copy takes at most {MOST_STEPS} training steps: go back to the run's weights", 413)
     return tuple(lessons)

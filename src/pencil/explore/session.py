@@ -34,7 +34,7 @@ from .answers import NOBODY, Answer, Listener, Question, answer, one_thread
 from .edits import Edit, locate_edit
 from .lessons import Lessons, Trained
 from .lru_cache import Cache
-from .requests import State, read_state
+from .requests import Lesson, State, read_state
 
 MOST_LIVE_PARAMETERS = 10_000_000  # up to which every change is answered at once
 MOST_TRACES, MOST_TRACE_BYTES = 6, 2_000_000_000  # of the traces that are kept, together
@@ -136,7 +136,7 @@ class Session:
     def compute_answer(self, state: State, listener: Listener = NOBODY) -> Answer:
         """The answer and its tokens; computed anew where someone hears of its events."""
 
-        state = replace(state, step=None)  # which says only what is recorded
+        state = replace(state, step=None, rate=1.0)  # which says only what is recorded
 
         def compute() -> Answer:
             edits, loaded = self._located_edits(state), self.trained(state, listener).loaded
@@ -174,8 +174,9 @@ class Session:
 
         def record() -> LiveTrace | StepTrace:
             if state.step is not None:
+                step = Lesson(state.input, state.step, 1, state.rate)
                 with one_thread(self.live):
-                    return self.lessons.record(state.lessons, state.input, state.step, listener)
+                    return self.lessons.record(state.lessons, step, listener)
             answer = self.compute_answer(state, listener)
             listener.tell("progress", {"done": 0, "total": 1, "text": "recording"})
             with one_thread(self.live):  # as the answer was computed

@@ -53,8 +53,8 @@ export function read(hash: string): Address {
 
 function lessonOf(text: string): Lesson[] {
   try {
-    const { input, target, steps } = JSON.parse(text) as Lesson;
-    return typeof input === "object" && input !== null && typeof target === "string" && steps > 0 ? [{ input, target, steps }] : [];
+    const { input, target, steps, rate } = JSON.parse(text) as Lesson;
+    return typeof input === "object" && input !== null && typeof target === "string" && steps > 0 ? [{ input, target, steps, rate }] : [];
   } catch {
     return [];
   }

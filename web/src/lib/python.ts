@@ -64,11 +64,11 @@ export function python(session: Session, more: string[] = [], prompt = false): s
 const own = (session: Session) => (session.lessons.length ? ["# the run's own weights, without the training steps of the page"] : []);
 
 /** The lines that record the training step on the present input towards a target. */
-function stepped({ model, input }: Session, target: string): string[] {
+function stepped({ model, input, rate }: Session, target: string): string[] {
   const wanted = typeof model.target === "object" ? model.target : { label: "", classes: [] };
   const word = !wanted.label ? "" : `, ${wanted.classes.length ? "target" : "text"}=${quoted(target)}`;
   const what = input.picture ? quoted(PICTURE) : quoted(input.source ?? input.text ?? "");
-  const lines = input.picture ? [pictureLine(input.picture)] : [];
+  const lines = [...(rate === 1 ? [] : [`# with the run's learning rate, of which the page has ${rate}`]), ...(input.picture ? [pictureLine(input.picture)] : [])];
   const run = opened(model), loaded = run.startsWith("Session.") ? run : `pencil.load(${run})`;
   return [...lines, `run = ${loaded}`, `t = step_on(run, pencil.trace(run, ${what}${word}))`];
 }

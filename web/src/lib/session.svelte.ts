@@ -68,8 +68,10 @@ export class Session {
   step: string | null = $derived(
     !this.edits.length && (this.address.view === LEARN || (this.address.view === NUMBERS && OF_A_STEP.test(this.address.cell))) ? this.target : null,
   );
+  /** The learning rate of the step, as a multiple of the run's. */
+  rate: number = $derived(Number(this.address.more.rate) || 1);
   /** What is recorded: the model's answer, or a training step. */
-  recorded: State = $derived(this.step === null ? this.state : { ...this.state, step: this.step });
+  recorded: State = $derived(this.step === null ? this.state : { ...this.state, step: this.step, rate: this.rate });
   recordedKey: string = $derived(JSON.stringify(this.recorded));
   /** Whether the changes of the address are in effect: the model may refuse them, and computes nothing then. */
   change: "made" | "pending" | "refused" = $derived(

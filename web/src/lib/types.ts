@@ -9,7 +9,7 @@ export type Input = {
 };
 
 /** Training steps on one input and its target, taken by a copy of the model. */
-export type Lesson = { input: Input; target: string; steps: number };
+export type Lesson = { input: Input; target: string; steps: number; rate: number };
 
 /** What is being looked at: a model, what it is given, what was changed inside it, and the training of its copy. */
 export type State = {
@@ -18,6 +18,7 @@ export type State = {
   edits: string[];
   lessons?: Lesson[];
   step?: string; // a target: what is recorded is one more training step
+  rate?: number; // of that step: so many times the run's learning rate
 };
 
 export type Control = {
