@@ -174,7 +174,7 @@ def test_each_family_learns_its_target(runs, name, target):
         ("gpt", asked(text="a"), "write one more"),
         ("gpt", asked(edits=["blocks.0.attn.z[:,1]=0"]), "undo them first"),
         ("vit", asked("a bird", text=None), "a bird is not a class of this run"),
-        ("dit", asked(text=None), "--update-at N opens such a step"),
+        ("dit", asked(text=None), "--target IMAGE opens such a step"),
     ],
 )
 def test_a_step_that_cannot_be_made_is_a_sentence(runs, name, raw, sentence):

@@ -107,7 +107,7 @@ def test_a_gradient_opens_and_a_copy_takes_the_step_that_is_shown(browser, serve
 def test_a_model_without_a_target_says_so_and_computes_nothing(browser, runs):
     with serving(Session.open(runs["dit"])) as served, blank_page(browser, console := []) as (page, requested):
         page.goto(served.address("#view=learn"))
-        page.wait_for_selector("[role=alert]:has-text('--update-at N opens such a step')")
+        page.wait_for_selector("[role=alert]:has-text('--target IMAGE opens such a step')")
         assert page.locator("text=Take this step").count() == 0
         assert not [url for url in requested if url.endswith("/api/record")]
     assert console == []

@@ -401,8 +401,8 @@ EXPLORE = ExploreProfile(
     groups=lambda loaded: groupings(loaded.model.config, torch.device("cpu")),
     draws=True,
     target=lambda loaded: (
-        "The loss of a diffusion model is of noise that is drawn for each batch of the training: pencil why RUN "
-        "'grad:NAME[…]' --update-at N opens such a step."
+        "The loss of a diffusion model is of noise that is added to an image: pencil why RUN 'grad:NAME[…]' "
+        "--target IMAGE opens such a step."
     ),
 )
 
