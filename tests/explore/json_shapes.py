@@ -61,7 +61,7 @@ TAKEN = {"loss": NUMBER, "probabilities": [NUMBER]}
 LEARNING = {
     "loss": NUMBER, "targets": [{"after": str, "label": str, "probability": NUMBER, "cell": CELL}], "norm": (NUMBER, None),
     "clip": (float, None), "rates": dict,
-    "parts": [{"id": str, "norm": NUMBER, "heads": [NUMBER],
+    "parts": [{"id": str, "norm": NUMBER, "heads": [{"name": str, "norms": [NUMBER]}],
                "pairs": [{"name": str, "symbol": str, "shape": [int], "norm": NUMBER, "thumb": [int], "value": str,
                           "gradient": str}]}],
     "changes": [{"cell": CELL, "label": str, "before": NUMBER, "after": NUMBER, "gradient": NUMBER, "change": NUMBER,

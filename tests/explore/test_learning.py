@@ -94,7 +94,8 @@ def test_the_numbers_are_those_of_a_recorded_step(session, runs):
     block = next(part for part in found["parts"] if part["id"] == "blocks.1")
     joined = [t.grad[f"blocks.1.attn.w_{one}"].value for one in "qkv"]
     expected = [np.linalg.norm([one[head] for one in joined]) for head in range(3)]
-    np.testing.assert_allclose(block["heads"], expected, rtol=1e-5)
+    assert [one["name"] for one in block["heads"]] == ["attn"]
+    np.testing.assert_allclose(block["heads"][0]["norms"], expected, rtol=1e-5)
     pair = next(one for one in block["pairs"] if one["name"] == "blocks.1.attn.w_k")
     drawn = np.frombuffer(base64.b64decode(pair["gradient"]), "<f4").reshape(pair["thumb"])
     np.testing.assert_allclose(drawn, np.concatenate(list(joined[1]), -1), rtol=1e-4, atol=1e-7)

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from torch import nn
 
+from ..core.attention import Attention
 from ..tracing.address import address
 from ..tracing.receipt import label
 from ..tracing.step import StepTrace
@@ -30,7 +32,7 @@ def learning(session: Session, key: str) -> dict[str, Any]:
         "norm": number(float(trace.array("grad_norm"))) if "grad_norm" in trace else None,
         "clip": trace.facts["clip"],
         "rates": trace.facts["rates"],
-        "parts": list(_parts(trace)),
+        "parts": list(_parts(trace, session.loaded.model)),
         "changes": _changes(trace),
         "history": trace.facts["history"],
         "undescribed": list(trace.graph.undescribed),
@@ -64,7 +66,7 @@ def _size(values: Array) -> float:
     return float(np.linalg.norm(np.asarray(values, np.float64)))
 
 
-def _parts(trace: StepTrace) -> Iterator[dict[str, Any]]:
+def _parts(trace: StepTrace, model: nn.Module) -> Iterator[dict[str, Any]]:
     """The parts of the model in the order of computing: blocks, and what stands before and after them."""
     parts: dict[str, list[str]] = {}
     for name in _weights(trace):
@@ -73,7 +75,7 @@ def _parts(trace: StepTrace) -> Iterator[dict[str, Any]]:
         yield {
             "id": part,
             "norm": number(_size(np.array([_size(trace.grad[name].value) for name in names]))),
-            "heads": [number(one) for one in _head_sizes(trace, part)],
+            "heads": list(_head_sizes(trace, part, model)),
             "pairs": [_pair(trace, name) for name in _shown(trace, names)],
         }
 
@@ -102,22 +104,18 @@ def _shown(trace: StepTrace, names: Sequence[str]) -> Iterator[str]:
             yield name
 
 
-def _head_sizes(trace: StepTrace, part: str) -> list[float]:
-    """How large the gradient of each head's queries, keys and values' matrices is, as one vector."""
-    squares: Array | None = None
-    for name in trace.grad:
-        node = trace.graph.nodes[trace.find(name)]
-        if name.startswith(f"{part}.") and node.axes.split()[:1] in (["h"], ["g"]) and len(node.shape) == 3:
-            gradient = np.asarray(trace.grad[name].value, np.float64)
-            each = (gradient**2).sum((1, 2))
-            squares = each if squares is None else _together(squares, each)
-    return [] if squares is None else np.sqrt(squares).tolist()
-
-
-def _together(a: Array, b: Array) -> Array:
-    """Sums for each head, where a group of heads may share its keys and values."""
-    count = max(len(a), len(b))
-    return np.repeat(a, count // len(a)) + np.repeat(b, count // len(b))
+def _head_sizes(trace: StepTrace, part: str, model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Of each attention in a part, how large the gradient of each head's W_Q, W_K and W_V is, as one vector."""
+    for path, module in model.named_modules():
+        name = f"{path}.qkv.weight"
+        if not isinstance(module, Attention) or not path.startswith(f"{part}.") or GRADIENT + name not in trace:
+            continue
+        squares = np.zeros(module.heads)
+        gradient = np.asarray(trace.grad[name].value, np.float64)
+        for one in np.split(gradient, np.cumsum(module.sizes)[:-1]):
+            each = (one.reshape(len(one) // module.head_width, -1) ** 2).sum(1)
+            squares += np.repeat(each, module.heads // len(each))  # a group of heads may share its keys and values
+        yield {"name": path.rpartition(".")[2], "norms": [number(one) for one in np.sqrt(squares).tolist()]}
 
 
 def _pair(trace: StepTrace, name: str) -> dict[str, Any]:

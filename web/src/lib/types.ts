@@ -250,7 +250,7 @@ export type Learning = {
   norm: number | null; // of all gradients together, where they are clipped
   clip: number | null;
   rates: Record<string, number>; // of each optimizer
-  parts: { id: string; norm: number; heads: number[]; pairs: Pair[] }[];
+  parts: { id: string; norm: number; heads: { name: string; norms: number[] }[]; pairs: Pair[] }[];
   changes: WeightChange[];
   history: Taken[];
   undescribed: string[];
