@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
+from xlsxwriter.utility import xl_rowcol_to_cell
+
 OFFICE = shutil.which("soffice")
 SPACE = {
     "m": "http://schemas.openxmlformats.org/spreadsheetml/2006/main",
@@ -102,6 +104,22 @@ def changed(path: Path, out: Path, file: str, cell: str, value: float) -> Path:
         text, count = re.subn(rf'(<c r="{cell}"[^>]*><v>)[^<]*(</v>)', rf"\g<1>{value!r}\2", text)
         assert count == 1, f"{cell} is not a typed number"
         return text
+
+    return rewritten(path, out, change)
+
+
+def pasted(path: Path, out: Path, source: Sheet, target: Sheet) -> Path:
+    """A copy in which the numbers of one sheet are pasted, as values, at the same places of another."""
+    numbers = {xl_rowcol_to_cell(*at): v for at, v in source.values.items() if isinstance(v, float)}
+
+    def change(name: str, text: str) -> str:
+        if name != target.file:
+            return text
+        return re.sub(
+            r'(<c r="([A-Z]+[0-9]+)"[^>]*><v>)[^<]*(</v>)',
+            lambda m: f"{m[1]}{numbers[m[2]]!r}{m[3]}" if m[2] in numbers else m[0],
+            text,
+        )
 
     return rewritten(path, out, change)
 

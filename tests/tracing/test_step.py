@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pencil.config import UserError
 from pencil.core.probe import Probe
 from pencil.tracing import rules
+from pencil.tracing.live_trace import trace as live
 from pencil.tracing.step import trace_step
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
@@ -232,6 +233,19 @@ def test_the_model_and_its_optimizer_are_as_they_were():
     new, old = trace.new["norm.weight"].value.copy(), trace["norm.weight"].value.copy()
     assert not np.array_equal(new, old)
     np.testing.assert_array_equal(old, before[0]["norm.weight"].numpy())
+
+
+def test_what_the_model_had_before_it_was_changed_is_not_read_as_if_it_were_now():
+    model, loss, batch = case("gpt", "llama")
+    traces = trace_step(model, loss, batch), live(model, *batch)
+    trace_step(model, loss, batch, adamw(model))  # which gives every weight back
+    assert traces[1]["norm.weight"][3].value == model.norm.weight[3]
+    with torch.no_grad():
+        model.norm.weight.mul_(2)
+    for trace in traces:
+        with pytest.raises(UserError, match=r"norm.weight was changed after this was recorded: record it again"):
+            trace["norm.weight"][3].why()
+        assert trace["logits"][0, 1, 2].value == trace["logits"].value[0, 1, 2]
 
 
 def test_gradients_meet_where_values_branch():

@@ -17,6 +17,7 @@ from pencil.learn.worked.examples import EXAMPLES, example
 from pencil.tracing import file
 from pencil.tracing import trace as opened
 from pencil.tracing.live_trace import trace
+from pencil.tracing.step import trace_step
 from pencil.tracing.xlsx import write
 from traced import unchecked
 
@@ -254,6 +255,69 @@ def test_only_functions_every_spreadsheet_has(books, name):
                 assert set(re.findall(r"[A-Z.]+(?=\()", formula)) <= SHARED, f"{book}: {formula}"
                 assert len(formula) < 8192
         assert all(len(sheet) <= 31 and not set(sheet) & set("[]:*?/\\") for sheet in sheets)
+
+
+# ---- a training step
+
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1, fused=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.5, foreach=False),
+}
+
+
+def _next_loss(model, ids):
+    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+@unchecked()
+def test_a_step_is_reckoned_again_and_its_new_weights_train_on(tmp_path):
+    """What is copied from the sheet of new weights to that of the old makes the next step, as the model makes it."""
+    if spreadsheet.OFFICE is None:
+        pytest.skip("LibreOffice (soffice) is not installed")
+    paths, expected, written = [], {}, {}
+    for name, optimizer_of in OPTIMIZERS.items():
+        model, ids = _gpt(vocab=7, width=6, hidden=5, positions="learned")
+        ids = ids % 7
+        optimizer = optimizer_of(model.parameters())
+        for _ in range(1 if name == "sgd" else 0):  # which remembers nothing before its first step
+            _next_loss(model, ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        t = expected[f"{name}.xlsx"] = trace_step(model, _next_loss, ids, optimizer, clip=0.5)
+        write(t, tmp_path / "whole.xlsx")
+        sheets = written[name] = spreadsheet.read(tmp_path / "whole.xlsx")
+        assert any("paste" in str(v) for v in sheets["Map"].values.values())
+        poisoned = spreadsheet.poisoned(tmp_path / "whole.xlsx", tmp_path / f"{name}.xlsx")
+        again = spreadsheet.pasted(poisoned, tmp_path / f"{name} again.xlsx", sheets["after"], sheets["before"])
+        paths += [poisoned, again]
+        model = copy.deepcopy(model)
+        optimizer, parameters = optimizer_of(model.parameters()), dict(model.named_parameters())
+        for parameter_name in parameters:
+            parameters[parameter_name].data.copy_(torch.from_numpy(t.new[parameter_name].value))
+            kept = optimizer.state[parameters[parameter_name]]
+            for key in ("exp_avg", "exp_avg_sq", "step") if name == "adamw" else ("momentum_buffer",):
+                kept[key] = torch.from_numpy(t[f"new:{parameter_name}.{key}"].value.copy())
+        expected[f"{name} again.xlsx"] = trace_step(model, _next_loss, ids, optimizer, clip=0.5)
+    reckoned = spreadsheet.recalculated(paths, tmp_path)
+    for name in OPTIMIZERS:
+        first, second = expected[f"{name}.xlsx"], expected[f"{name} again.xlsx"]
+        for book, t in ((f"{name}.xlsx", first), (f"{name} again.xlsx", second)):
+            worst, count = _off(reckoned[book], t, written[name])
+            print(f"{book}: {count} formulas, off by {worst:.1e}")
+            assert count > 1000
+            assert worst <= CLOSE
+        assert second.loss < first.loss
+
+
+def test_a_sheet_says_why_no_step_can_follow(tmp_path):
+    model, ids = _gpt(vocab=7, width=6, hidden=5, positions="learned")
+    for optimizer, why in (
+        (torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), "record a second step"),
+        (torch.optim.AdamW(model.parameters(), foreach=False, fused=False), "give it fused=True"),
+    ):
+        write(trace_step(model, _next_loss, ids % 7, optimizer), tmp_path / "a.xlsx")
+        assert any(why in str(v) for v in spreadsheet.read(tmp_path / "a.xlsx")["Map"].values.values())
 
 
 # ---- what a workbook holds, without LibreOffice

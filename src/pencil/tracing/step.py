@@ -197,14 +197,16 @@ def _recorded(
         tape.leaf_names.setdefault(id(leaf), ([], "weight"))[0].append(name)
     gradients = {p: p.grad for p in tape.parameters}
     states = [(optimizer, {p: dict(state) for p, state in optimizer.state.items()}) for optimizer in optimizers]
+    written = list(parameters_and_buffers(traced.model).values())
+    written += [t for _, kept in states for state in kept.values() for t in state.values() if isinstance(t, Tensor)]
     try:
-        for p in tape.parameters:
-            p.grad = None
-        with _taped(traced, tape, training, closed):
-            step(tape)
+        with tape.restoring({id(t): t for t in written if not t.is_inference()}.values()):
+            for p in tape.parameters:
+                p.grad = None
+            with _taped(traced, tape, training, closed):
+                step(tape)
     finally:
         tape.give_parameters_back()
-        tape.restore()
         for p, gradient in gradients.items():
             p.grad = gradient
         for optimizer, state in states:

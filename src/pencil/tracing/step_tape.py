@@ -70,6 +70,7 @@ class StepTape(Tape):
         self._firsts: list[int] = []  # `first` of every closed block, which rise
         self._ends: list[int] = []
         self._replaced: list[tuple[nn.Module, str, Any]] = []  # parameters of the block that runs, and whose they are
+        self._begun: dict[int, int] = {}  # memory -> the first node that was kept in it
         self._given: dict[Any, int] = {}  # where a gradient from a closed block lies in memory -> its node
 
     @contextmanager
@@ -139,8 +140,11 @@ class StepTape(Tape):
         for p in self._own_parameters(optimizer):
             self.name(p, NEW + self.parameters[p])
             for key, value in state_tensors(optimizer, p).items():
-                if key != "step":  # it is another number for every parameter, always the same
-                    self.name(value, f"{NEW}{self.parameters[p]}.{key}")
+                name = f"{self.parameters[p]}.{key}"
+                # the number of the step is another for every parameter, always the same: found by name, but not listed
+                self.name(value, NEW + name, named=key != "step")
+                # in a first step that is what the optimizer began with, such as zeros
+                self.names.setdefault(OLD + name, self._begun[memory_of(value)])
 
     # ---- operations
 
@@ -264,6 +268,10 @@ class StepTape(Tape):
             raise UserError("one value added at several places has no receipt yet")
         node = self._add(places.contiguous(), "places", "constant", None)
         return tuple(accumulated(inputs["self"], node, places.numel(), values, n.shape, indexed))
+
+    def _own(self, value: Tensor, node: int) -> None:
+        super()._own(value, node)
+        self._begun.setdefault(memory_of(value), node)
 
     # ---- blocks left closed in both directions
 
@@ -416,8 +424,21 @@ class StepTape(Tape):
                 )
             todo += [before for before, _ in node.next_functions]
 
-    def restore(self) -> None:
-        """Give every tensor that the step wrote its value from before; the tape keeps the new ones."""
+    @contextmanager
+    def restoring(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """A context after which every tensor that was written in it has its value from before; the tape keeps the new.
+
+        These tensors have their version from before too: nothing that was read from them has become wrong.
+        """
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(tensors)):
+            try:
+                yield
+            finally:
+                restored = self._restore()
+        self.versions |= {node: (tensor, tensor._version) for node, tensor in restored.items()}
+
+    def _restore(self) -> dict[int, Tensor]:
+        restored: dict[int, Tensor] = {}
         with off():
             for tensor in [t for t in self.alive if id(t) in self.leaf_names and memory_of(t) in self.changes]:
                 node = next(self.names[name] for name in self.leaf_names[id(tensor)][0])
@@ -426,6 +447,8 @@ class StepTape(Tape):
                 if old is not None:
                     tensor.detach().copy_(old)
                     self.values[node] = tensor.detach()
+                    restored[node] = tensor
+        return restored
 
 
 def _next_number() -> int:

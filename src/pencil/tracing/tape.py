@@ -191,6 +191,7 @@ class Tape(TorchDispatchMode, Graph):
         self.edits = dict(edits or {})
         self.edited: set[str] = set()
         self._arrays: dict[int, Array] = {}
+        self.versions: dict[int, tuple[Tensor, int]] = {}  # leaves, and how often PyTorch had seen them written
         self.blocks: dict[str, tuple[Any, Any, Any]] = {}  # path -> module and arguments, of closed blocks
         self.results: dict[str, list[tuple[int, Any]]] = {}  # path -> the nodes of what it computed, each with a key
         self.opened: dict[str, tuple[int, int, int, int]] = {}  # path -> its nodes, and objects alive, from and to
@@ -202,6 +203,9 @@ class Tape(TorchDispatchMode, Graph):
         value = self.values[node]
         if value is None:
             raise UserError(f"the values of {self.nodes[node].name} were not kept")
+        leaf, version = self.versions.get(node, (None, 0))
+        if leaf is not None and leaf._version != version:
+            raise UserError(f"{self.nodes[node].name} was changed after this was recorded: record it again")
         if node not in self._arrays:
             self._arrays[node] = as_array(value)
         return self._arrays[node]
@@ -291,6 +295,8 @@ class Tape(TorchDispatchMode, Graph):
         if id(value) not in self.of:
             names, kind = self.leaf_names.get(id(value), ([], "constant"))
             node = self._add(value, kind, kind, None, names[0] if names else self.fresh("const"))
+            if not value.is_inference():
+                self.versions[node] = value, value._version  # its memory is the model's or the caller's
             self.nodes[node].also = tuple(names[1:])
             self.names |= dict.fromkeys(names[1:], node)
             return node
@@ -506,6 +512,7 @@ class Tape(TorchDispatchMode, Graph):
                     # what only moves is read where its values came from
                     self.values[node] = None if self.nodes[node].moves else kept_aside(value)
                     self._arrays.pop(node, None)  # it was a view of that memory
+                    self.versions.pop(node, None)
 
     # ---- blocks left closed
 

@@ -150,13 +150,37 @@ class Scattered(Exception):
 
 
 class Settled(Graph):
-    """A graph in which a choice that was settled by constants alone is no choice any more."""
+    """A graph in which a choice that was settled by constants alone is no choice any more.
+
+    In a training step `begins` has for each new weight, and for all that the optimizer remembers, what it was before:
+    those are typed numbers, so that the new ones can take their place.
+    """
 
     def __init__(self, graph: Graph):
         super().__init__(graph.nodes, graph.names)
         self.source, self.tables = graph, graph.tables
+        self.begins = {} if isinstance(graph, Cut) else before_and_after(graph.names)
         self._constant: dict[int, bool] = {}
-        self.nodes = [self._settle(n) for n in graph.nodes]
+        for new, old in self.begins.items():
+            self.nodes[new] = replace(self.nodes[new], named=True)
+            if (n := self.nodes[old]).plan is not None:
+                name = next(name for name, node in graph.names.items() if node == old and name.startswith("old:"))
+                self.nodes[old] = replace(n, name=name, kind="weight", plan=None)
+        self.nodes = [self._settle(n) for n in self.nodes]
+
+    @property
+    def ends(self) -> str:
+        """Why no second step can follow from the numbers of the first; nothing where it can."""
+        for name, new in self.names.items():
+            kind, _, rest = name.partition(":")
+            if kind != "new" or rest in self.names:
+                continue  # what an optimizer remembers is left
+            weight = rest.rpartition(".")[0]
+            if new not in self.begins:
+                return f"of {weight} the optimizer remembers nothing yet: record a second step"
+            if rest.endswith(".step") and self.begins[new] not in self.behind([self.names[f"new:{weight}"]]):
+                return "this optimizer wrote the number of the step into its formulas: give it fused=True"
+        return ""
 
     def stored(self, node: int) -> Array:
         return self.source.stored(node)
@@ -178,6 +202,17 @@ class Settled(Graph):
                 break
             plan = plan[2] if condition.all() else plan[3]
         return n if plan is n.plan else replace(n, plan=plan)
+
+
+def before_and_after(names: Mapping[str, int]) -> dict[int, int]:
+    """The nodes after a training step and what they were before it, by their names."""
+    pairs: dict[int, int] = {}
+    for name, new in names.items():
+        kind, colon, rest = name.partition(":")
+        old = names.get(rest, names.get(f"old:{rest}")) if colon and kind == "new" else None
+        if old is not None and old != new:
+            pairs[new] = old
+    return pairs
 
 
 class Formulas:
@@ -461,7 +496,7 @@ class SheetWriter:
         self,
         book: Any,
         trace: TraceBase,
-        graph: Graph,
+        graph: Settled,
         blocks: dict[int, Block],
         read: set[int],
         outside: Set[int] = frozenset(),
@@ -488,7 +523,9 @@ class SheetWriter:
             sheet.set_column(1, 16_383, 9.5)
             sheet.freeze_panes(2, 1)
             sheet.write_url(0, 0, "internal:'Map'!A1", self.formats["link"], "← Map")
-            sheet.write_string(0, 1, name, self.formats["title"])
+            # what is pasted from one sheet to another is the same there
+            title = "weights, and what the optimizer remembers" if name in (BEFORE, AFTER) else name
+            sheet.write_string(0, 1, title, self.formats["title"])
         for node in self.blocks:
             self._block(node, cells.get(node))
             done(self.blocks[node].region.size)
@@ -508,7 +545,8 @@ class SheetWriter:
             f"a step: {n.op.strip('_')}" if kind == "step" else ""
         )
         sheet.set_row(b.row - 2, 18, self.formats[kind])
-        head = f"{title}     {self._name(node)}     {shape(b)}".strip()
+        name = self._name(self.graph.begins.get(node, node)) if b.sheet == AFTER else self._name(node)
+        head = f"{'' if b.sheet in (BEFORE, AFTER) else title}     {name}     {shape(b)}".strip()
         sheet.write_string(b.row - 2, 0, word(head), self.formats[kind])
         rows, columns = headings(n, self.trace, b.region)
         for j, heading in enumerate(columns):
@@ -545,17 +583,27 @@ class SheetWriter:
             "Blue is typed, black is computed; grey is an unnamed step, or what no formula reads.",
             f"{len(self.blocks)} tensors, {count:,} formulas; click a name to go there. {COUNTING}",
         ]
-        rounded = {self.graph.nodes[node].dtype for node in self.blocks} & {"float32", "bfloat16", "float16"}
+        if self.graph.begins and not self.graph.ends:
+            lines.append(
+                f"To take the step: select all of the sheet {AFTER} and copy it, go to cell A1 of {BEFORE} and paste "
+                "values only. Every number then follows from the new weights; again, and the next step is taken."
+            )
+        elif self.graph.begins:
+            lines.append(f"A second step cannot follow here, since {self.graph.ends}.")
+        counts = {node for name, node in self.graph.names.items() if name.endswith(".step")}  # whole numbers
+        dtypes = {self.graph.nodes[node].dtype for node in self.blocks if node not in counts}
+        rounded = dtypes & {"float32", "bfloat16", "float16"}
         if rounded:
             lines.append(f"The model computed in {', '.join(rounded)}, the sheet in double: last digits differ.")
         for i, line in enumerate(lines, 1):
             sheet.write_string(i, 0, line, formats["line"])
+        top = len(lines) + 3
         titles = "symbol", "name", "shape", "axes", "formula", "what it is", "cells", "note"
         for j, (heading, width) in enumerate(zip(titles, (10, 34, 12, 10, 30, 16, 24, 44), strict=True)):
             sheet.set_column(j, j, width)
-            sheet.write_string(5, j, heading, formats["head"])
-        sheet.freeze_panes(6, 2)
-        for i, (node, b) in enumerate(self.blocks.items(), 6):
+            sheet.write_string(top - 1, j, heading, formats["head"])
+        sheet.freeze_panes(top, 2)
+        for i, (node, b) in enumerate(self.blocks.items(), top):
             n, kind = self.graph.nodes[node], self._kind(node)
             where = f"{quoted(b.sheet)}!{xl_range(b.row, b.column, *b.last)}"
             form = formats["faint" if kind == "step" else "plain"]
@@ -567,7 +615,7 @@ class SheetWriter:
                     sheet.write_string(i, j, word(fact), form)
             there = f"internal:'{b.sheet}'!{xl_range(b.row - 2, 0, b.row - 2, 0)}"
             sheet.write_url(i, 1, there, formats["link"], word(self._name(node)))
-        sheet.autofilter(5, 0, 5 + len(self.blocks), len(titles) - 1)
+        sheet.autofilter(top - 1, 0, top - 1 + len(self.blocks), len(titles) - 1)
 
     def _note(self, node: int) -> str:
         n = self.graph.nodes[node]
@@ -733,7 +781,8 @@ def _check(tensors: Iterable[tuple[Node, tuple[int, ...]]]) -> None:
 
 def wanted(graph: Graph) -> set[int]:
     """What has a name, and all that it needs."""
-    return graph.behind(i for i, n in enumerate(graph.nodes) if n.named or n.kind == "input")
+    begun = set(graph.begins.values()) if isinstance(graph, Settled) else set()
+    return graph.behind(i for i, n in enumerate(graph.nodes) if n.named or n.kind == "input" or i in begun)
 
 
 def reads(plan: Plan) -> Iterator[tuple[int, bool]]:
@@ -784,28 +833,44 @@ def nodes_with_cells(graph: Settled) -> set[int]:
     return {node for node in shown if graph.nodes[node].size}
 
 
-def laid_out(graph: Graph, nodes: list[int], need: Mapping[int, Array] | None = None) -> dict[int, Block]:
-    """A place for every tensor: those of one block of the model under one another on one sheet."""
+BEFORE, AFTER = "before", "after"  # the sheets of the weights of a training step, and of what its optimizer remembers
+
+
+def laid_out(graph: Settled, nodes: list[int], need: Mapping[int, Array] | None = None) -> dict[int, Block]:
+    """A place for every tensor: those of one block of the model under one another on one sheet.
+
+    What a training step changes is at the same place of two sheets.
+    """
     nodes = [node for node in nodes if need is None or node in need]
     regions = {node: Region(graph.nodes[node].shape, None if need is None else need[node]) for node in nodes}
     _check((graph.nodes[node], region.shape) for node, region in regions.items())
+    ends: dict[str, int] = {}
+    blocks: dict[int, Block] = {}
+
+    def place(node: int, sheet: str) -> None:
+        blocks[node] = Block(sheet, ends.get(sheet, 2) + 2, EDGE, regions[node])
+        ends[sheet] = blocks[node].last[0] + 2
+        if ends[sheet] > ROWS:
+            raise TooLarge(f"{graph.nodes[node].name} ends below row {ROWS:,}, where a sheet ends")
+
+    pairs = {new: old for new, old in graph.begins.items() if new in regions and old in regions}
+    for new, old in pairs.items():
+        if old not in blocks:
+            place(old, BEFORE)
+        blocks[new] = replace(blocks[old], sheet=AFTER)
+    nodes = [node for node in nodes if node not in blocks]
     names = [graph.nodes[node].name for node in nodes]
     paths = {match[0] for name in names if (match := re.match(r"(?:[^.:]+\.)+?\d+(?=[.:])", name))}
     parts = [next((part for part in paths if re.match(rf"{re.escape(part)}(?:[.:]|$)", name)), "") for name in names]
     last = max((i for i, part in enumerate(parts) if part), default=-1)
     sheets: dict[str, str] = {}
-    ends: dict[str, int] = {}
-    blocks, before = {}, ""
+    before = ""
     for i, (node, part) in enumerate(zip(nodes, parts, strict=True)):
         before = part or before
         lone = "model" if last < 0 else "begin" if not before else "end" if i > last else f"after {before}"
         wish = part or lone
-        sheet = sheets.setdefault(wish, _valid(wish, set(sheets.values()) | {"map"}))
-        blocks[node] = Block(sheet, ends.get(sheet, 2) + 2, EDGE, regions[node])
-        ends[sheet] = blocks[node].last[0] + 2
-        if ends[sheet] > ROWS:
-            raise TooLarge(f"{graph.nodes[node].name} ends below row {ROWS:,}, where a sheet ends")
-    return blocks
+        place(node, sheets.setdefault(wish, _valid(wish, set(sheets.values()) | {"map", BEFORE, AFTER})))
+    return dict(sorted(blocks.items()))
 
 
 def _valid(wish: str, taken: set[str]) -> str:
