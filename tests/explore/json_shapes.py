@@ -55,7 +55,7 @@ RECEIPT = {
     "cell": CELL, "label": str, "name": str, "index": [int], "kind": str, "op": str, "formula": str, "meaning": str,
     "lines": [str], "steps": [{"word": str, "formula": str, "value": NUMBER}],
     "terms": [{"cell": CELL, "label": str, "value": NUMBER}], "leading": [int], "reworked": (NUMBER, None),
-    "recorded": NUMBER, "allowed": NUMBER, "agrees": bool, "masked": bool,
+    "recorded": NUMBER, "allowed": NUMBER, "agrees": bool, "masked": bool, "ends": [str],
 }  # fmt: skip
 TAKEN = {"loss": NUMBER, "probabilities": [NUMBER]}
 LEARNING = {

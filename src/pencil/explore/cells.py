@@ -92,6 +92,7 @@ def receipt(session: Session, key: str, cell: str, digits: int = 4) -> dict[str,
         "allowed": number(why.allowed),
         "agrees": why.agrees,
         "masked": why.masked,
+        "ends": list(why.ends),
     }
 
 

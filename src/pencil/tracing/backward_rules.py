@@ -177,19 +177,6 @@ def _embedding(call: Call) -> Plan:
     return summed if padding < 0 else choose(equal(axis(0), padding), 0, summed)
 
 
-@rule("gradient", "scatter_add")
-def _scatter_add(call: Call) -> Plan:
-    """self + Σ_j [index_j = place]·src_j along one axis."""
-    ids, source, dim = call.index, call.src, call.dim % max(len(call.shape), 1)
-    if any(ids.shape[d] != n or source.shape[d] != n for d, n in enumerate(call.shape) if d != dim):
-        raise NotImplementedError("an index smaller than what it adds to")
-    at, added = (
-        cells(t, [s * (d != dim) for d, s in enumerate(row_major(t.shape))], [(row_major(t.shape)[dim], t.shape[dim])])
-        for t in (ids, source)
-    )
-    return call.broadcast(call.self) + total(choose(equal(at, axis(dim)), added, 0))
-
-
 def placed(g: In, zero: int, dim: int, begin: int, one: bool, shape: Sequence[int]) -> Plan:
     """The gradient of a part: that of the part, and around it 0, which the node `zero` holds. Ranges, so no table."""
     strides, end = row_major(g.shape), begin + (1 if one else g.shape[dim])

@@ -70,6 +70,7 @@ def trace(
     words: Mapping[str, list[str]] | None = None,
     facts: Mapping[str, Any] | None = None,
     keep: str = "auto",
+    opaque: bool = False,
     **given: Any,
 ) -> "LiveTrace":
     """Run a model once and record every operation; any cell of any tensor then unfolds into its arithmetic.
@@ -80,10 +81,13 @@ def trace(
 
     `targets`, unless the model itself takes an argument of that name, are the right index for each row of its logits,
     −100 where there is none: then `probabilities`, `losses` and `loss` are recorded after the logits.
+
+    An operation that is not described is refused. With `opaque` it is a leaf: its values are recorded, and a receipt
+    that reads them says that the proof ends there; `t.graph.undescribed` has the names of all.
     """
     if keep not in ("auto", "all", "blocks"):
         raise UserError(f"keep must be auto, all or blocks, not {keep}")
-    traced_model = TracedModel(model, inputs, given, {})
+    traced_model = TracedModel(model, inputs, given, {}, opaque)
     if keep != "blocks":
         try:
             return LiveTrace(traced_model, traced_model.run(BUDGET if keep == "auto" else None), words, facts)

@@ -7,7 +7,7 @@ The tolerance follows from the arithmetic. Rounding is propagated through a plan
 more is wrong. There is no tolerance to widen.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,7 @@ class Receipt:
     allowed: float  # the largest difference that rounding alone can make
     digits: int
     masked: bool = False  # it is −∞ because a mask is
+    ends: tuple[str, ...] = ()  # where the proof ends: values that it reads of operations that are not described
 
     @property
     def where(self) -> str:
@@ -92,6 +93,7 @@ class Receipt:
             yield f"  where {step.word} = {step.formula} = {format_number(step.value, self.digits)}"
         off = f"off by {format_number(abs(self.reworked - self.recorded), 3)}, {format_number(self.allowed, 2)} allowed"
         yield f"recorded {recorded} {'✓' if self.agrees else f'✗ ({off})'}"
+        yield from self.ends
 
     def _repr_html_(self) -> str:
         """The receipt, and the values it was made of; of a long sum the later ones behind a fold."""
@@ -151,10 +153,20 @@ def receipt(trace: TraceBase, node: int, place: int, digits: int = 4) -> Receipt
         steps=tuple(steps.values()),
         terms=tuple(terms.values()),
         leading=tuple(leading),
+        ends=tuple(_ends(graph, terms)),
         reworked=plain(value),
         allowed=float(error + slack(n, np.asarray(value))),
         masked=plain(value) == -np.inf and (n.kind == "mask" or any(_hides(graph, part) for part in walk(tree, set()))),
     )
+
+
+def _ends(graph: Graph, cells: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """A sentence for each value among these cells that an operation without a description gave."""
+    found = {int(graph.resolve(node, np.asarray([place]))[0][0]) for node, place in cells}
+    for node in sorted(found):
+        n = graph.nodes[node]
+        if n.kind == "undescribed":
+            yield f"the proof ends at {n.name}: the operation {n.op} is not described"
 
 
 ORIGINS = {
@@ -163,6 +175,7 @@ ORIGINS = {
     "constant": "(a constant)",
     "noise": "(drawn at random)",
     "edited": "(changed by an edit)",
+    "undescribed": "(recorded only: its operation is not described)",
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from ..config import UserError
 from ..core.layers import evaluating
@@ -37,15 +38,32 @@ class EveryValue(Probe):
         return self.call(self.path + name, value)
 
 
+class PlainLSTM(TorchFunctionMode):
+    """LSTMs by the products they are: their fused kernel would be one operation."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        enabled = bool(torch.backends.mkldnn.enabled)
+        try:
+            # the setting alone: `torch.backends.mkldnn.flags` warns of another
+            torch._C._set_mkldnn_enabled(enabled and func is not torch.lstm)
+            return func(*args, **(kwargs or {}))
+        finally:
+            torch._C._set_mkldnn_enabled(enabled)
+
+
 class TracedModel:
     """A model with its inputs: can be run again, with other edits."""
 
-    def __init__(self, model: Any, inputs: tuple[Any, ...], keywords: dict[str, Any], edits: dict[str, Edit]):
+    def __init__(
+        self, model: Any, inputs: tuple[Any, ...], keywords: dict[str, Any], edits: dict[str, Edit],
+        opaque: bool = False,
+    ):  # fmt: skip
         self.model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         if isinstance(self.model, torch.jit.ScriptModule):
             raise UserError("a scripted module cannot be traced: trace the module it was scripted from")
         self.inputs, self.keywords, self.edits, self.targets = inputs, keywords, edits, None
         self.output: Any = None
+        self.opaque = opaque  # whether an operation that is not described is a leaf
         forward = self.model.forward if isinstance(self.model, nn.Module) else self.model
         try:
             self.takes = inspect.signature(forward).parameters
@@ -64,11 +82,11 @@ class TracedModel:
     def edited(self, edits: dict[str, Edit]) -> "TracedModel":
         """The same model with the same inputs and targets, and other edits."""
         targets = {} if self.targets is None else {"targets": self.targets}
-        return TracedModel(self.model, self.inputs, {**self.keywords, **targets}, edits)
+        return TracedModel(self.model, self.inputs, {**self.keywords, **targets}, edits, self.opaque)
 
     def run(self, budget: int | None = None, lazy: bool = False) -> Tape:
         """One forward pass under a tape."""
-        tape = Tape(budget, self.edits)
+        tape = Tape(budget, self.edits, self.opaque)
         module = self.model if isinstance(self.model, nn.Module) else None
         inputs, keywords = self.arguments(tape)
         changed: dict[str, Tensor] = {}
@@ -171,6 +189,7 @@ class TracedModel:
             stack.enter_context(torch.inference_mode(False))  # in it operations come whole
             stack.enter_context(torch.enable_grad() if gradients else torch.no_grad())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(PlainLSTM())
             stack.enter_context(tape)
             yield
 

@@ -155,6 +155,13 @@ def axis(number: int) -> P:
     return P(("axis", number))
 
 
+def listed(call: "Call", x: In, places: Array, fill: float = 0.0) -> P:
+    """The cells of x at these places (−1: none), a row for each cell of the output."""
+    if (missing := places < 0).any():
+        x, places = call.extended(x, fill), np.where(missing, math.prod(x.shape), places)
+    return P(("list", x.node, call.table(places), places.shape[-1]))
+
+
 def row_major(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
@@ -445,8 +452,8 @@ REDUCTIONS: dict[str, Callable[[P], P]] = {
     "prod": fn("prod"),
     "amax": most,
     "amin": least,
-    "any": lambda terms: fn("ne")(most(fn("ne")(terms, 0)), 0),
-    "all": lambda terms: fn("ne")(least(fn("ne")(terms, 0)), 0),
+    **dict.fromkeys(("any", "_is_any_true"), lambda terms: fn("ne")(most(fn("ne")(terms, 0)), 0)),
+    **dict.fromkeys(("all", "_is_all_true"), lambda terms: fn("ne")(least(fn("ne")(terms, 0)), 0)),
     "logsumexp": _log_sum_exp,
     "linalg_vector_norm": lambda terms: sqrt(total(square(terms))),
     "norm": lambda terms: sqrt(total(square(terms))),
@@ -474,19 +481,6 @@ def _norm(terms: P, power: float) -> P:
 @rule("sum", "aminmax")
 def _aminmax(call: Call) -> Plan:
     return (most if call.out else least)(call.reduced())
-
-
-@rule("lookup", "bucketize", "searchsorted")
-def _bucket(call: Call) -> Plan:
-    """How many of the sorted boundaries lie below."""
-    edges = call.boundaries if call.op == "bucketize" else call.sorted_sequence
-    if len(edges.shape) != 1 or call.get("sorter") is not None:
-        raise NotImplementedError("boundaries of their own for each row")
-    right = call.get("right", False) or call.get("side") == "right"
-    below = fn("le" if right else "lt")(
-        cells(edges, [0] * len(call.shape), [(1, edges.shape[0])]), call.broadcast(call.self)
-    )
-    return total(below)
 
 
 @rule("sum", "var", "std", "var_mean", "std_mean")
@@ -521,18 +515,6 @@ def _in_order(call: Call) -> Plan:
     if call.out == 1:
         return fn("kth_at")(terms if falling else -terms, k)
     return fn("kth")(terms, k) if falling else -fn("kth")(-terms, k)
-
-
-@rule("lookup", "nonzero")
-def _nonzero(call: Call) -> Plan:
-    """The k-th place that is not 0, from the front: the k-th least of the places that are not."""
-    x, n = call.self, math.prod(call.self.shape)
-    ids = cells(call.constant(np.arange(n)), (0, 0), [(1, n)])
-    found = step("place", -fn("kth")(choose(fn("ne")(cells(x, (0, 0), [(1, n)]), 0), -ids, -math.inf), axis(0)))
-    index: Any = 0
-    for d, (size, stride) in enumerate(zip(x.shape, row_major(x.shape), strict=True)):
-        index = choose(fn("eq")(axis(1), d), fn("mod")(fn("floor")(found / stride), size), index)
-    return index
 
 
 @rule("softmax", "_softmax", "_log_softmax", "softmax", "_safe_softmax")
@@ -727,6 +709,29 @@ def _distances(call: Call) -> Plan:
     return sqrt(total(square(x - y))) if call.p == 2 else _norm(fn("abs")(x - y), call.p)
 
 
+@rule("fourier", "_fft_r2c", "_fft_c2c", "_fft_c2r")
+def _fourier(call: Call) -> Plan:
+    """Σ x·e^(∓2πi·jk/n) over the axes, as the sum that it is."""
+    x, dims = call.self, [d % len(call.shape) for d in call.dim]
+    real = call.op == "_fft_c2r"
+    counts = [call.last_dim_size if real and d == dims[-1] else x.shape[d] for d in dims]
+    sign = -1 if call.op == "_fft_r2c" or call.get("forward") else 1
+    rows, over = row_major(x.shape), [x.shape[d] for d in dims]
+    along = [0 if d in dims else s for d, s in enumerate(rows)]
+    terms = cells(x, along, [(rows[d], n) for d, n in zip(dims, over, strict=True)])
+    for i, (d, n) in enumerate(zip(dims, counts, strict=True)):
+        turns = np.exp(sign * 2j * np.pi * (np.outer(np.arange(call.shape[d]), np.arange(over[i])) % n) / n)
+        if real and d == dims[-1]:  # the other half of a spectrum is this one's conjugate
+            turns = turns * np.where((np.arange(over[i]) == 0) | (2 * np.arange(over[i]) == n), 1, 2)
+        steps = [(int(j == i), count) for j, count in enumerate(over)]
+        terms = terms * cells(
+            call.constant(turns, "complex128"), [over[i] * (a == d) for a in range(len(call.shape))], steps
+        )
+    size = math.prod(counts) ** (call.normalization / 2)
+    summed = fn("real")(total(terms)) if real else total(terms)
+    return summed if size == 1 else summed / size
+
+
 # ---- operations that only move values: copies, lookups, joins, and views of memory
 
 
@@ -789,7 +794,7 @@ _upsample_nearest_exact3d max_unpool2d max_unpool3d _pack_padded_sequence _pad_p
 def _moved(call: Call) -> Plan:
     if call.op == "repeat_interleave" and "self" not in call.args:
         raise NotImplementedError("repeats counted by a tensor")
-    if "packed_sequence" in call.op and call.out:
+    if call.op.endswith("ed_sequence") and call.out:
         return "constant"  # how many sequences are left at each step
     return call.again()
 

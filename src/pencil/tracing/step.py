@@ -93,13 +93,15 @@ def trace_step(
     training: bool = False,
     labels: Any = None,
     keep: str = "auto",
+    opaque: bool = False,
 ) -> StepTrace:
     """Record one training step: every gradient and every new weight with its receipt.
 
     `loss(model, *batch)` is the loss of a batch, a tuple of tensors (or one tensor); a list of batches is accumulated,
     each with the same weight. `clip` is the largest norm of all gradients together. Dropout is off, unless `training`.
     Without an optimizer the trace ends with the gradients. `keep` is as for `trace`: "all", "blocks" (only what goes
-    into them and out of them in both directions, each run again when it is opened) or "auto".
+    into them and out of them in both directions, each run again when it is opened) or "auto". With `opaque` an
+    operation of the forward pass that is not described is a leaf, as one of the backward pass always is.
     """
     batches = batch if isinstance(batch, list) else [batch]
     if not batches:
@@ -133,7 +135,7 @@ def trace_step(
             one.step()
         tape.name_parameter_gradients(tape.parameters)
 
-    tape, traced = record_step(model, optimizers, step, training, keep)
+    tape, traced = record_step(model, optimizers, step, training, keep, opaque)
     return StepTrace(tape, traced, total, labels)
 
 
@@ -143,6 +145,7 @@ def record_step(
     step: Callable[[StepTape], object],
     training: bool = False,
     keep: str = "auto",
+    opaque: bool = False,
 ) -> tuple[StepTape, TracedModel]:
     """The tape of one step of these optimizers; model and optimizers are afterwards as they were.
 
@@ -154,7 +157,7 @@ def record_step(
         raise UserError("this model has no parameters that need gradients")
     if device := next((p.device for p in model.parameters() if p.device.type != "cpu"), None):
         raise UserError(f"a step is recorded on a CPU, and this model is on {device}: give model.cpu()")
-    traced = TracedModel(model, (), {}, {})
+    traced = TracedModel(model, (), {}, {}, opaque)
     if keep != "blocks":
         random = torch.get_rng_state()
         try:
@@ -192,7 +195,7 @@ def _recorded(
     budget: int | None = None,
     closed: bool = False,
 ) -> StepTape:
-    tape = StepTape(traced.model, optimizers, budget)
+    tape = StepTape(traced.model, optimizers, budget, traced.opaque)
     for name, leaf in parameters_and_buffers(traced.model).items():
         tape.leaf_names.setdefault(id(leaf), ([], "weight"))[0].append(name)
     gradients = {p: p.grad for p in tape.parameters}

@@ -55,12 +55,17 @@ class StepTape(Tape):
     the numbers of its nodes, and not recorded.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (), budget: int | None = None):
-        super().__init__(budget)
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+        budget: int | None = None,
+        opaque: bool = False,
+    ):
+        super().__init__(budget, opaque=opaque)
+        self._after_loss = False
         self.parameters: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self.optimizers = list(optimizers)
-        self.undescribed: dict[str, str] = {}  # operation without a rule -> the name of its first value
-        self._after_loss = False
         self._made_at: dict[int, str] = {}  # number of an autograd node -> the module in which it was made
         self._gradients: dict[Tensor, int] = {}  # parameter -> the node of its gradient, as it was last added to
         self._zeros: dict[str, int] = {}  # dtype -> the node of a zero
@@ -230,20 +235,18 @@ class StepTape(Tape):
             v_now = cells(self._written(v, "adam.v", second_moment(old_v, gradient, options)), here)
             self._written(p, "adam", adam(weight, m_now, v_now, steps, options, decoupled))
 
-    def _describe(self, node: int, func: Any, op: str, inputs: dict[str, Any], arguments: Any, i: int, me: int) -> None:
+    @property
+    def leaves_out(self) -> bool:
+        return self.opaque or self._after_loss
+
+    def _plan(self, node: int, func: Any, op: str, inputs: dict[str, Any], arguments: Any, i: int, me: int) -> None:
         n = self.nodes[node]
-        try:
-            if op in ("slice_backward", "select_backward") and arguments.get("step", 1) == 1:
-                n.kind, n.plan = "move", self._placed(n, op, inputs, arguments)
-            elif op in ("index_put", "_unsafe_index_put", "_index_put_impl") and arguments.get("accumulate"):
-                n.kind, n.plan = "gradient", self._accumulated_at(n, inputs, arguments)
-            else:
-                super()._describe(node, func, op, inputs, arguments, i, me)
-        except UserError:
-            if not self._after_loss:
-                raise
-            n.kind, n.plan = "undescribed", None
-            self.undescribed.setdefault(op, n.name)
+        if op in ("slice_backward", "select_backward") and arguments.get("step", 1) == 1:
+            n.kind, n.plan = "move", self._placed(n, op, inputs, arguments)
+        elif op in ("index_put", "_unsafe_index_put", "_index_put_impl") and arguments.get("accumulate"):
+            n.kind, n.plan = "gradient", self._accumulated_at(n, inputs, arguments)
+        else:
+            super()._plan(node, func, op, inputs, arguments, i, me)
 
     def _placed(self, n: Node, op: str, inputs: dict[str, Any], arguments: Any) -> Any:
         dim, one = arguments["dim"] % len(n.shape), op == "select_backward"

@@ -14,7 +14,7 @@ copied first, and another view of it is updated, cell by cell, when it is next r
 unfolds to the step that computed it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_any, tree_map_only
 
 from ..config import UserError
 from . import backward_rules as _backward_rules  # noqa: F401  for what it adds to RULES
+from . import index_rules as _index_rules  # noqa: F401
 from . import window_rules as _window_rules  # noqa: F401
 from .graph import Array, Graph, Node, Plan
 from .rules import RULES, Call, In
@@ -155,7 +156,29 @@ REAL = {
 }  # fmt: skip
 FILLED = {"im2col", "max_unpool2d", "max_unpool3d", "_pad_packed_sequence"}
 # what operations write that their schema does not say
-HIDDEN_WRITES = {"native_batch_norm": ["running_mean", "running_var"]}
+HIDDEN_WRITES = {"native_batch_norm": ("running_mean", "running_var")}
+SILENT = {"prim", "profiler", "c10d"}  # operations without arithmetic
+
+
+def _grouped_products(
+    x: Tensor, y: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None
+) -> Tensor:
+    """A product for each group of rows, or of columns, that `offs` ends, as the products that they are."""
+    if offs is None or bias is not None or out_dtype not in (None, x.dtype):
+        raise NotImplementedError("_grouped_mm with a bias, with another dtype, or without groups")
+    with off():
+        ends = offs.tolist()
+    parts = list(zip([0, *ends[:-1]], ends, strict=True))
+    if x.ndim == 2 and y.ndim == 2:
+        return torch.stack([torch.mm(x[:, begin:end], y[begin:end]) for begin, end in parts])
+    if x.ndim == 2:
+        left_out = [x.new_zeros(len(x) - ends[-1], y.shape[-1])]
+        return torch.cat([torch.mm(x[begin:end], y[i]) for i, (begin, end) in enumerate(parts)] + left_out)
+    return torch.cat([torch.mm(x[i], y[:, begin:end]) for i, (begin, end) in enumerate(parts)], -1)
+
+
+# fused kernels that are run as plain operations, whose rounding may be another
+IN_PARTS = {"_grouped_mm": _grouped_products}
 
 
 # ---- the tape
@@ -173,9 +196,10 @@ class Tape(TorchDispatchMode, Graph):
     """Records while it is entered; afterwards it is the graph of what happened.
 
     A block of the model can be left closed: then the tape has its inputs and outputs, until it is run again and opened.
+    With `opaque` an operation that is not described is a leaf, and `undescribed` says which they were.
     """
 
-    def __init__(self, budget: int | None = None, edits: Mapping[str, Edit] | None = None):
+    def __init__(self, budget: int | None = None, edits: Mapping[str, Edit] | None = None, opaque: bool = False):
         TorchDispatchMode.__init__(self)
         Graph.__init__(self)
         self.values: list[Tensor | None] = []  # of each node; of one that is only described none
@@ -188,6 +212,8 @@ class Tape(TorchDispatchMode, Graph):
         self.fired: dict[str, None] = {}  # names the model itself gave, in order
         self.paused = False
         self.budget, self.bytes = budget, 0
+        self.opaque = opaque
+        self.undescribed: dict[str, str] = {}  # operation without a rule -> the name of its first value
         self.edits = dict(edits or {})
         self.edited: set[str] = set()
         self._arrays: dict[int, Array] = {}
@@ -335,21 +361,23 @@ class Tape(TorchDispatchMode, Graph):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused or func.namespace not in ("aten", "prims"):
+        if self.paused or func.namespace in SILENT:
             return func(*args, **kwargs)
         schema = func._schema
         op = schema.name.split("::")[1]
+        if in_parts := IN_PARTS.get(op):
+            with self:
+                return in_parts(*args, **kwargs)
         arguments = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
         written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         inputs = {name: self._seen(value) for name, value in arguments.items()}
         if written and (not schema.returns or any(r.alias_info for r in schema.returns)):
             return self._in_place(func, op, arguments, inputs, written)
-        aside = [name for name in written or HIDDEN_WRITES.get(op, []) if isinstance(arguments.get(name), Tensor)]
-        before = {name: self._kept(arguments[name]) for name in aside}
+        beside = self._kept(arguments, written or (HIDDEN_WRITES.get(op, ()) if arguments.get("training") else ()))
         out = func(*args, **kwargs)
         outputs = self._record(func, op, inputs, arguments, out)
-        for i, (name, old) in enumerate(before.items(), outputs):
-            if not torch.equal(old, arguments[name]):
+        for i, (name, before) in enumerate(beside.items(), outputs):
+            if not torch.equal(before, arguments[name]):
                 node = self._written(arguments[name], f"{op}.{name}")
                 self._describe(node, func, op, inputs, arguments, i, node)
         if self.edits and isinstance(out, Tensor):
@@ -365,11 +393,15 @@ class Tape(TorchDispatchMode, Graph):
             return [self._seen(v) for v in value]
         return value
 
-    def _kept(self, value: Tensor) -> Tensor:
-        """A copy of what an operation writes beside its outputs."""
-        self._set_aside(memory_of(value))
-        with off():
-            return value.detach().clone()
+    def _kept(self, arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
+        """Copies of the tensors that an operation may write beside its outputs."""
+        kept: dict[str, Tensor] = {}
+        for name in names:
+            if isinstance(value := arguments.get(name), Tensor):
+                self._set_aside(memory_of(value))
+                with off():
+                    kept[name] = value.detach().clone()
+        return kept
 
     def _record(self, func: Any, op: str, inputs: dict[str, Any], arguments: dict[str, Any], out: Any) -> int:
         """Nodes for the outputs of an operation; how many it has."""
@@ -388,6 +420,25 @@ class Tape(TorchDispatchMode, Graph):
         return len(outs)  # none where it is a size or a truth, read by Python itself
 
     def _describe(self, node: int, func: Any, op: str, inputs: dict[str, Any], arguments: Any, i: int, me: int) -> None:
+        """Give a node its plan; where there is no rule it is refused, or left as a leaf."""
+        n = self.nodes[node]
+        try:
+            self._plan(node, func, op, inputs, arguments, i, me)
+        except UserError as error:
+            if not self.leaves_out:
+                raise UserError(f"{error}; with opaque=True it is a leaf, of which only the values are known") from None
+            self._leave(n, op)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether an operation that is not described is a leaf."""
+        return self.opaque
+
+    def _leave(self, n: Node, op: str) -> None:
+        n.kind, n.plan = "undescribed", None
+        self.undescribed.setdefault(op, n.name)
+
+    def _plan(self, node: int, func: Any, op: str, inputs: dict[str, Any], arguments: Any, i: int, me: int) -> None:
         n = self.nodes[node]
         call = Call(
             op,
@@ -482,7 +533,7 @@ class Tape(TorchDispatchMode, Graph):
     ) -> Any:
         """An operation that writes into its argument: what was recorded of that memory is copied first."""
         if len(written) != 1 or not isinstance(arguments[written[0]], Tensor):
-            raise UserError(f"the operation {op} writes into several tensors at once, which no receipt can show")
+            return self._several_written(func, op, arguments, [arguments[name] for name in written])
         target, plain = arguments[written[0]], op.removesuffix("_")
         self._set_aside(memory_of(target))
         with off():
@@ -490,6 +541,21 @@ class Tape(TorchDispatchMode, Graph):
         node = self._written(target, plain)
         read = {k: v for k, v in inputs.items() if k != "out"}
         self._describe(node, functional(func), plain, read, arguments, 0, node)
+        return out
+
+    def _several_written(self, func: Any, op: str, arguments: dict[str, Any], written: list[Any]) -> Any:
+        if not self.leaves_out:
+            raise UserError(
+                f"the operation {op} writes into several tensors at once, which no receipt can show; with opaque=True "
+                "they are leaves, of which only the values are known"
+            )
+        targets = [t for one in written for t in (one if isinstance(one, list | tuple) else [one]) if t is not None]
+        for target in targets:
+            self._set_aside(memory_of(target))
+        with off():
+            out = func(**arguments)
+        for target in targets:
+            self._leave(self.nodes[self._written(target, op.removesuffix("_"))], op)
         return out
 
     def _written(self, target: Tensor, op: str, plan: Plan = None, kind: str = "update") -> int:

@@ -24,6 +24,7 @@ from .rules import (
     cells,
     choose,
     fn,
+    listed,
     mean_of,
     most,
     row_major,
@@ -286,11 +287,9 @@ def _gathered(call: Call, x: In, taps: Sequence[Array], fill: float = 0.0) -> P:
         inside = inside + tap.reshape(shape) * row_major(x.shape)[len(x.shape) - n + d]
         missing = missing | (tap.reshape(shape) < 0)
     count = math.prod(tap.shape[1] for tap in taps)
-    plane, size = math.prod(x.shape[-n:]), math.prod(x.shape)
-    starts = np.arange(size // plane)[:, None, None] * plane
-    places = np.where(missing, size, inside + starts.reshape(-1, *[1] * 2 * n)).reshape(-1, count)
-    source = call.extended(x, fill) if missing.any() else x
-    return P(("list", source.node, call.table(places), count))
+    plane = math.prod(x.shape[-n:])
+    starts = np.arange(math.prod(x.shape) // plane).reshape(-1, *[1] * 2 * n) * plane
+    return listed(call, x, np.where(missing, -1, inside + starts).reshape(-1, count), fill)
 
 
 def _matrix(call: Call, x: In, which: int, n: int) -> Array:

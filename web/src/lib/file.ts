@@ -133,7 +133,7 @@ export class FileSource implements Source {
       formula: bare(r.formula), meaning: r.meaning, lines: r.lines,
       steps: r.steps.map((step) => ({ word: step.word, formula: bare(step.formula), value: real(step.value) })),
       terms, leading: order.slice(0, 8), reworked: r.reworked === null ? null : real(r.reworked), recorded: real(r.recorded),
-      allowed: r.allowed, agrees: r.agrees, masked: r.masked,
+      allowed: r.allowed, agrees: r.agrees, masked: r.masked, ends: r.ends,
       marked: { formula: links(r.formula), steps: r.steps.map((step) => links(step.formula)) },
       sums: shortened(this.graph, r.tree).map(({ title, rows }) => ({
         title,

@@ -175,6 +175,7 @@ export type Receipt = {
   allowed: number;
   agrees: boolean;
   masked: boolean;
+  ends: string[];
   /** Made in the page only: formulas whose numbers are marked as links, and every term of a sum that was shortened. */
   marked?: { formula: string; steps: string[] };
   sums?: { title: string; rows: () => { formula: string; value: string }[] }[];

@@ -28,6 +28,7 @@ export type Worked = {
   agrees: boolean;
   off: number;
   masked: boolean;
+  ends: string[]; // where the proof ends: values that it reads of operations that are not described
   tree: Tree | null;
 };
 
@@ -51,7 +52,7 @@ export function receipt(graph: Graph, node: number, place: number, digits = 4): 
   if (tree === null) {
     const formula = graph.rules.origins[n.op === "edit" ? "edited" : n.kind] ?? "(not recorded)";
     const lines = [`${about.label} = ${formatNumber(recorded, digits)}   ${formula}`];
-    const none = { steps: [], terms: [], reworked: null, allowed: 0, agrees: true, off: 0, masked: false };
+    const none = { steps: [], terms: [], reworked: null, allowed: 0, agrees: true, off: 0, masked: false, ends: [] };
     return { ...about, ...none, recorded, tree, formula, lines };
   }
   const { value, error } = weigh(tree, n);
@@ -74,12 +75,16 @@ export function receipt(graph: Graph, node: number, place: number, digits = 4): 
   const masked = value === -Infinity && (n.kind === "mask" || [...walk(tree)].some((part) => hides(graph, part)));
   const worked = formatNumber(value, digits), plain = bare(formula);
   const tail = (worked === plain ? "" : ` = ${worked}`) + (masked ? "   (masked: it may not be seen)" : "");
+  const sources = new Set([...terms.values()].map((term) => graph.resolve(term.node, term.place)[0]));
+  const ends = [...sources].sort((a, b) => a - b).map((i) => graph.nodes[i]).filter((m) => m.kind === "undescribed")
+    .map((m) => `the proof ends at ${m.name}: the operation ${m.op} is not described`);
   const lines = [
     `${about.label} = ${plain}${tail}`,
     ...[...steps.values()].map((step) => `  where ${step.word} = ${bare(step.formula)} = ${formatNumber(step.value, digits)}`),
     `recorded ${formatNumber(recorded, digits)} ${mark(agrees, off, allowed)}`,
+    ...ends,
   ];
-  const reworking = { steps: [...steps.values()], terms: [...terms.values()], reworked: value, allowed, agrees, off, masked };
+  const reworking = { steps: [...steps.values()], terms: [...terms.values()], reworked: value, allowed, agrees, off, masked, ends };
   return { ...about, ...reworking, recorded, tree, formula, lines };
 }
 
