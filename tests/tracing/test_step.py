@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pencil.config import UserError
 from pencil.core.probe import Probe
+from pencil.learn.worked.examples import example
 from pencil.tracing import rules
 from pencil.tracing.live_trace import trace as live
 from pencil.tracing.step import trace_step
@@ -246,6 +247,51 @@ def test_what_the_model_had_before_it_was_changed_is_not_read_as_if_it_were_now(
         with pytest.raises(UserError, match=r"norm.weight was changed after this was recorded: record it again"):
             trace["norm.weight"][3].why()
         assert trace["logits"][0, 1, 2].value == trace["logits"].value[0, 1, 2]
+
+
+@pytest.mark.parametrize("family", ["gpt", "vit", pytest.param("seq2seq", marks=pytest.mark.long)])
+@unchecked()
+def test_the_examples_of_a_batch_sum_to_a_gradient(family):
+    """By their tokens; each example's share is the gradient of the loss of its own rows."""
+    model, loss, batch = case(family, SHORT[family][0])
+    model, batch = model.double(), tuple(t.double() if t.is_floating_point() else t for t in batch)
+    trace = trace_step(model, loss, batch, clip=1e9)
+    parameters, rng = dict(model.named_parameters()), np.random.default_rng(3)
+    out = model(*batch)
+    rows = F.cross_entropy(out.flatten(0, -2), torch.arange(out[..., 0].numel()) % out.shape[-1], reduction="none")
+    shares = [
+        torch.autograd.grad(one, list(parameters.values()), retain_graph=True, allow_unused=True)
+        for one in rows.view(2, -1).sum(1) / len(rows)
+    ]
+    compared = 0
+    for i, (name, p) in enumerate(parameters.items()):
+        index = tuple(int(rng.integers(n)) for n in p.shape)
+        right = [float(share[i][index]) for share in shares]
+        if min(map(abs, right)) < 1e-9:
+            continue  # a bias of keys, or a token that is not in both
+        found = trace.contributions(f"grad:{name}[{','.join(map(str, index))}]")
+        parts = {part.label: part.value for part in found.parts}
+        assert abs(found.total - found.value) <= found.allowed, name
+        assert parts["example 1"] == pytest.approx(right[0], rel=1e-6), name
+        assert parts["example 2"] == pytest.approx(right[1], rel=1e-6), name
+        assert all(sum(one.value for one in part.parts) == pytest.approx(part.value) for part in found.parts)
+        compared += 1
+    assert compared > len(parameters) / 2
+
+
+def test_the_tokens_of_a_gradient_are_products_of_their_own():
+    """Of a linear layer: what came in at a token times the gradient of what went out."""
+    trace = example("training-step")
+    x, g = trace["blocks.0.mlp_norm"].value[0], trace.grad["blocks.0.mlp.pre"].value[0]
+    found = trace.contributions("grad:blocks.0.mlp.up.weight[2,1]")
+    assert {part.label: part.value for part in found.parts} == pytest.approx(
+        {"the": g[0, 2] * x[0, 1], "cat": g[1, 2] * x[1, 1]}
+    )
+    assert "2 tokens, which sum to" in str(found)
+    with pytest.raises(UserError, match="are of gradients, grad:NAME, and not of blocks.0.mid"):
+        trace.contributions("blocks.0.mid[0,1,2]")
+    with pytest.raises(UserError, match="leave --against out"):
+        trace.contributions("grad:blocks.0.mlp.up.weight[2,1]", against="cat")
 
 
 def test_gradients_meet_where_values_branch():

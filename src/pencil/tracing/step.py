@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from .block_trace import BlockTrace
+from .gradient_contributions import GradientContributions
 from .recording import EveryValue, TracedModel, parameters_and_buffers
 from .step_tape import CLIPPED, GRADIENT, LOG_PROBABILITIES, NEW, PROBABILITIES, StepTape
 from .tape import BUDGET, TooMuch
@@ -71,8 +72,13 @@ class StepTrace(BlockTrace):
         raise UserError(f"{where} cannot be changed in a training step, which is recorded as it is: trace another one")
 
     def contributions(self, cell: str, against: str | int | None = None) -> Any:
-        """Refused: they are of a forward pass."""
-        raise UserError("contributions are of a forward pass, and this is a training step: leave --contributions out")
+        """Which tokens and examples of the batch made a gradient: `contributions("grad:norm.weight[3]")`."""
+        if against is not None:
+            raise UserError("a gradient is one number, compared with no other: leave --against out")
+        name = self.locate(cell)[0]
+        if not name.startswith((GRADIENT, CLIPPED)):
+            raise UserError(f"contributions in a training step are of gradients, grad:NAME, and not of {name}")
+        return GradientContributions(self, cell)
 
     @property
     def grad(self) -> Named:
