@@ -133,8 +133,8 @@ def test_the_arithmetic_of_a_cell_is_printed_once(type_in):
     printed = type_in("walk", "003", "--answers").out
     assert printed.count(command) == 2
     assert printed.count("H[0,1] = 0.04743·0 + 0.9526·3 = 2.858") == 1
-    assert f"{command}\n  as in step 5\n" in printed
-    assert f"{command}\n  as in answer 2 (step 5)\n" in type_in("walk", "003").out
+    assert f"{command}\n  as in step 4\n" in printed
+    assert f"{command}\n  as in answer 2 (step 4)\n" in type_in("walk", "003").out
     assert page(walked("003")).count("H[0,1] = 0.04743·0 + 0.9526·3 = 2.858") == 1
 
 
@@ -229,10 +229,16 @@ def test_what_is_no_answer_is_said_and_asked_again(monkeypatch, capsys):
     assert "patch 1 is all of one row of the image" in shown
 
 
-def test_headings_left_out_are_one_step():
-    steps = walked("003").steps
-    assert [len(step) for step in steps if step[0].skipped] == [3, 10]
-    assert sum(map(len, steps)) == len(walked("003").sections)
+def test_headings_left_out_are_no_step(type_in):
+    made = walked("003")
+    assert [len(group) for step, group in made.groups if not step] == [3, 10]
+    assert sum(len(group) for _, group in made.groups) == len(made.sections)
+    assert made.steps == sum(not section.skipped for section in made.sections)
+    printed = type_in("walk", "003").out.partition("Answers")[0]
+    assert re.findall(r"^(\d+) of 25$", printed, re.M) == [str(step) for step in range(1, 26)]
+    listed = re.findall(r'<li (value="\d+"|class="left-out")>', page(made))
+    assert listed.count('class="left-out"') == 13
+    assert re.findall(r"step (\d+) of 25", page(made)) == re.findall(r'value="(\d+)"', " ".join(listed))
 
 
 @pytest.mark.long

@@ -268,7 +268,7 @@ def test_a_row_of_an_exercise_is_asked_with_what_it_needs():
 @every
 def test_each_number_is_shown_once_and_later_steps_say_where(number):
     seen, places = {}, {}
-    for step, group in enumerate(walked(number).steps, 1):
+    for step, group in walked(number).groups:
         for one in (shown for section in group for shown in section.shown):
             numbers = {value for grid in one.grids for row in grid.rows for value in row}
             tensor = one.source, one.name.partition("[")[0]
@@ -287,7 +287,7 @@ def test_each_number_is_shown_once_and_later_steps_say_where(number):
 @every
 def test_the_arithmetic_of_a_cell_is_unfolded_once(number):
     first: dict[str, int] = {}
-    for step, group in enumerate(walked(number).steps, 1):
+    for step, group in walked(number).groups:
         for one in (receipt for section in group for receipt in section.unfolded):
             assert one.again == (f"step {first[one.command]}" if one.command in first else ""), one.command
             first.setdefault(one.command, step)

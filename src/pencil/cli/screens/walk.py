@@ -29,7 +29,7 @@ def everything(walk: Walk, screen: Screen, answers: bool = False) -> None:
     covered: list[tuple[int, Section, range]] = []
     places: dict[str, str] = {}  # a step whose tables are at the end, and the answer that has them
     asked = 0
-    for step, sections in enumerate(walk.steps, 1):
+    for step, sections in walk.groups:
         _head(walk, step, sections, screen)
         for section in sections:
             _opening(section, screen)
@@ -73,13 +73,14 @@ def _answer(numbers: range) -> str:
 def stroll(walk: Walk, screen: Screen, answers: bool = False) -> None:
     """One step at a time, by keys; a question is answered, or its answer asked for, before the step goes on."""
     _title(walk, screen)
-    steps, at = walk.steps, 0
-    answered: set[int] = set(range(len(steps))) if answers else set()
-    while at < len(steps):
+    groups, at = walk.groups, 0
+    answered: set[int] = set(range(len(groups))) if answers else set()
+    while at < len(groups):
         try:
             turn = _step(walk, at, answered, screen)
         except Quit:
-            screen.write(f"Left at {at + 1} of {len(steps)}.", "dim")
+            step = max(step for step, _ in groups[: at + 1])
+            screen.write(f"Left at {step} of {walk.steps}.", "dim")
             return
         if at + turn < 0:
             screen.write("This is the first section.", "dim")
@@ -89,8 +90,8 @@ def stroll(walk: Walk, screen: Screen, answers: bool = False) -> None:
 
 def _step(walk: Walk, at: int, answered: set[int], screen: Screen) -> int:
     """One step: its questions, all that follows them, then a key; 1 to go on, -1 to go back."""
-    sections = walk.steps[at]
-    _head(walk, at + 1, sections, screen)
+    step, sections = walk.groups[at]
+    _head(walk, step, sections, screen)
     for section in sections:
         _opening(section, screen)
         for question in section.questions:
@@ -165,8 +166,9 @@ def _heading(section: Section) -> str:
 def _head(walk: Walk, step: int, sections: Sequence[Section], screen: Screen) -> None:
     screen.write("─" * screen.width, "dim")
     first, last = sections[0].lines[0], sections[-1].lines[1]
-    where = f" · line {first}" if first == last else f" · lines {first}–{last}"
-    screen.write(f"{step} of {len(walk.steps)}{where if walk.beside else ''}", "dim")
+    where = f"line {first}" if first == last else f"lines {first}–{last}"
+    if about := " · ".join([f"{step} of {walk.steps}"] * bool(step) + [where] * bool(walk.beside)):
+        screen.write(about, "dim")
     for section in sections:
         screen.write(_heading(section), "bold")
     if sections[0].skipped:

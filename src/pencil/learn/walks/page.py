@@ -46,7 +46,7 @@ CLASSES = {RIGHT: "right", ROUNDED: "rounded"}
 
 def page(walk: Walk, answers: bool = False) -> str:
     """The whole page of a walk; what follows a question is folded, or open with `answers`."""
-    steps = [(step, section) for step, group in enumerate(walk.steps, 1) for section in group]
+    steps = [(step, section) for step, group in walk.groups for section in group]
     sections = [(at, step, section) for at, (step, section) in enumerate(steps, 1)]
     about = [
         _text(walk.credit),
@@ -59,7 +59,7 @@ def page(walk: Walk, answers: bool = False) -> str:
         style=STYLE.read_text("utf-8"),
         about="".join(f'<p class="dim">{line}</p>' for line in about if line),
         contents="".join(
-            f'<li value="{step}"><a href="#s{at}">{_text(_title(section))}</a></li>' for at, step, section in sections
+            f'<li{_number_of(step)}><a href="#s{at}">{_text(_title(section))}</a></li>' for at, step, section in sections
         ),
         sections="\n".join(_section(at, step, section, walk, answers) for at, step, section in sections),
     )
@@ -85,10 +85,16 @@ def _title(section: Section) -> str:
     return section.title + (f" ({section.about})" if section.about else "")
 
 
+def _number_of(step: int) -> str:
+    """The number of an entry of the contents; a section left out has none."""
+    return f' value="{step}"' if step else ' class="left-out"'
+
+
 def _section(at: int, step: int, section: Section, walk: Walk, answers: bool) -> str:
     level = min(4, section.level + 1)
     first, last = section.lines
-    lines = f", line {first} of the document" if first == last else f", lines {first}–{last} of the document"
+    lines = f"line {first} of the document" if first == last else f"lines {first}–{last} of the document"
+    where = [f"step {step} of {walk.steps}"] * bool(step) + [lines] * bool(walk.beside)
     rest = [
         _paragraphs(section.then),
         *_tensors(section.shown),
@@ -109,7 +115,7 @@ def _section(at: int, step: int, section: Section, walk: Walk, answers: bool) ->
         [
             f'<section id="s{at}">',
             f"<h{level}>{_text(_title(section))}</h{level}>",
-            f'<p class="where">step {step} of {len(walk.steps)}{lines if walk.beside else ""}</p>',
+            f'<p class="where">{" · ".join(where)}</p>' if where else "",
             _paragraphs(section.text),
             f'<p class="dim">Left out: {_text(section.skipped)}.</p>' if section.skipped else "",
             f'<p class="not">{_text(section.lacking)}</p>' if section.lacking else "",

@@ -121,9 +121,14 @@ class Walk:
     beside: str = ""
 
     @property
-    def steps(self) -> list[list[Section]]:
-        """A step for each section; sections that are not about transformers are one where they follow one another."""
+    def groups(self) -> list[tuple[int, list[Section]]]:
+        """A step for each section, with its number; sections left out are together, with the number 0."""
         return grouped(self.sections)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return max(step for step, _ in self.groups)
 
     @property
     def notes(self) -> list[str]:
@@ -161,15 +166,17 @@ def corrections(section: Section) -> list[str]:
     return [f"{number}. {words}" for number, words in section.corrections if number not in section.repeats]
 
 
-def grouped(sections: Sequence[Any]) -> list[list[Any]]:
-    """The sections of each step, in order; entries of a file are grouped alike."""
-    steps: list[list[Any]] = []
+def grouped(sections: Sequence[Section]) -> list[tuple[int, list[Section]]]:
+    """The sections of each step with its number; those left out for one reason are together, and are no step."""
+    groups: list[tuple[int, list[Section]]] = []
+    step = 0
     for section in sections:
-        if section.skipped and steps and steps[-1][0].skipped == section.skipped:
-            steps[-1].append(section)
-        else:
-            steps.append([section])
-    return steps
+        if section.skipped and groups and groups[-1][1][0].skipped == section.skipped:
+            groups[-1][1].append(section)
+            continue
+        step += not section.skipped
+        groups.append((0 if section.skipped else step, [section]))
+    return groups
 
 
 def walk(number: str, run: Source | None = None, beside: str | Path | None = None) -> Walk:
@@ -203,7 +210,7 @@ def _each_once(sections: Sequence[Section], limits: Limits) -> tuple[Section, ..
     """A tensor, or the arithmetic of a cell, that an earlier step has shown names that step."""
     earlier, made = Earlier(), []
     unfolded: dict[str, str] = {}  # the step that first shows what a command does
-    for step, group in enumerate(grouped(sections), 1):
+    for step, group in grouped(sections):
         for section in group:
             again = [replace(one, again=earlier.add(one, step, limits)) for one in section.shown]
             receipts = [replace(one, again=unfolded.get(one.command, "")) for one in section.unfolded]
