@@ -346,9 +346,9 @@ def test_what_the_pencil_page_says(verdict):
     assert verdict("000", "The fold moves no dot") == verdict("000", "Without the swap the rows") == SHOWN
     assert verdict("000", "Without the swap, a strip is a slice") == WRONG
     with np.errstate(all="ignore"):
-        assert np.isnan(np.exp(np.float32(89)) / np.exp(np.float32(89)))
-        assert np.isnan(np.exp(709.79) / np.exp(709.79))
-    assert verdict("000", "A remark of ours: as written, the line fails") == SHOWN
+        for kind, most, over in ((np.float64, 709.78, 709.79), (np.float32, 88.72, 88.73)):
+            assert np.exp(kind(most)) / np.exp(kind(most)) == 1
+            assert np.isnan(np.exp(kind(over)) / np.exp(kind(over)))
     stamps = np.array([encoding(seat, 4) for seat in range(500)])
     assert len(np.unique(stamps.round(9), axis=0)) == 500
     assert verdict("000", "Every seat has a stamp of its own") == SHOWN

@@ -263,6 +263,25 @@ def test_a_row_of_an_exercise_is_asked_with_what_it_needs():
     assert [list(line) for line in table.rows] == [[0, 4]]
     with pytest.raises(UserError, match="asks for no row patch 9; it asks for cls, patch 1"):
         exercise("004", "Output of head 2 | patch 9")
+    whole, row = exercise("004", "MSA output"), exercise("004", "MSA output | each patch 3")
+    assert [list(table.rows) for table in row.tables] == [[table.rows[3]] for table in whole.tables]
+    assert len(row.tables) == 2
+
+
+def test_a_table_that_a_question_does_not_need_is_left_out():
+    whole = exercise("003", "cross")
+    asked = exercise("003", "cross | word 2 | without keys of the words, values of the words")
+    assert [(table.name, len(table.rows)) for table in asked.tables] == [
+        ("queries of the words", 1),
+        ("keys of the patches", 3),
+        ("values of the patches", 3),
+    ]
+    assert asked.tables[0].rows[0] == whole.tables[0].rows[1]
+    assert (asked.blanks, asked.ask, asked.working) == (whole.blanks, whole.ask, whole.working)
+    with pytest.raises(UserError, match="asks for no row word 1"):
+        exercise("003", "cross | word 1")
+    with pytest.raises(UserError, match="has no table K; it has queries of the words, keys of the words"):
+        exercise("003", "cross | without K")
 
 
 @every

@@ -59,7 +59,8 @@ def page(walk: Walk, answers: bool = False) -> str:
         style=STYLE.read_text("utf-8"),
         about="".join(f'<p class="dim">{line}</p>' for line in about if line),
         contents="".join(
-            f'<li{_number_of(step)}><a href="#s{at}">{_text(_title(section))}</a></li>' for at, step, section in sections
+            f'<li{_number_of(step)}><a href="#s{at}">{_text(_title(section))}</a></li>'
+            for at, step, section in sections
         ),
         sections="\n".join(_section(at, step, section, walk, answers) for at, step, section in sections),
     )

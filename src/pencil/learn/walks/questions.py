@@ -17,11 +17,18 @@ from .data import Asked
 def exercise(number: str, name: str) -> Question:
     """An exercise with the numbers of its document: of the list, or of the page of this document by its title.
 
-    "NAME | ROW" asks for one row of it.
+    "NAME | ROW" asks for one row of it, "NAME | each ROW" with that row of every table; after these,
+    " | without TABLE, TABLE" leaves out tables that the answer does not need.
     """
-    name, _, row = name.partition(" | ")
-    if row:
-        return _one_row(exercise(number, name), row)
+    name, *parts = name.split(" | ")
+    if parts:
+        question = exercise(number, name)
+        for part in parts:
+            if part.startswith("without "):
+                question = _without(question, part.removeprefix("without ").split(", "))
+            else:
+                question = _one_row(question, part.removeprefix("each "), part.startswith("each "))
+        return question
     if name in KATAS:
         return kata(name).make(None)
     if number not in PAGES:
@@ -32,14 +39,24 @@ def exercise(number: str, name: str) -> Question:
     return questions[name]
 
 
-def _one_row(question: Question, row: str) -> Question:
-    """The question with this row alone of its answers and of the first table that has it; others are needed whole."""
-    tables = list(question.tables)
+def _without(question: Question, names: list[str]) -> Question:
+    """The question without these tables."""
+    known = [table.name for table in question.tables]
+    if unknown := [name for name in names if name not in known]:
+        raise UserError(f"the exercise has no table {unknown[0]}; it has {', '.join(known)}")
+    return replace(question, tables=tuple(table for table in question.tables if table.name not in names))
+
+
+def _one_row(question: Question, row: str, each: bool) -> Question:
+    """The question with this row alone of its answers, and of the first table that has it, or of `each`."""
+    tables, found = list(question.tables), 0
     for i, table in enumerate(tables):
-        if table.down and row in table.down:
+        if table.down and row in table.down and (each or not found):
             tables[i] = replace(table, rows=[table.rows[table.down.index(row)]], down=[row])
-            break
+            found += 1
     asked = [i for i, blank in enumerate(question.blanks) if blank.label.startswith((f"{row},", f"{row} →"))]
+    if not asked and found and question.ask.endswith(f" for {row}?"):
+        return replace(question, tables=tuple(tables))  # it asks for this row alone
     if not asked:
         names = ", ".join(dict.fromkeys(blank.label.partition(",")[0] for blank in question.blanks))
         raise UserError(f"the exercise asks for no row {row}; it asks for {names}")
