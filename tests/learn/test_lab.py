@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -481,6 +483,18 @@ def test_the_list_names_every_claim(capsys):
     status, text = said(["lab"], capsys)
     assert status == 0
     assert all(name in text for name in claims())
+    assert text.startswith("Claims about parts of a transformer")
+
+
+def test_a_claim_about_gradients_names_a_command_that_shows_one(capsys):
+    """The gradient, the step made of it, or a state's slope in an RNN; each agrees with what was recorded."""
+    commands = {name: claim.by_hand for name, claim in claims().items() if claim.by_hand}
+    assert [*commands] == ["scaling", "residual", "layernorm", "pre-norm", "warm-up", "rnn-gradient"]
+    for name, command in commands.items():
+        status, text = said(shlex.split(command)[1:], capsys)
+        assert status == 0, name
+        assert re.search(r" recorded \S+ ✓", text), name
+        assert re.search(r" (∂L/∂|new:|J\[)\S+ = ", text), name
 
 
 def test_listing_imports_no_engine():

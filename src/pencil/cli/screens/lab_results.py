@@ -28,6 +28,7 @@ def list_claims(console: Console, claims: list[Claim]) -> None:
     table.add_column(overflow="fold")
     for claim in claims:
         table.add_row(Text(claim.name, "bold"), Text(claim.hypothesis))
+    console.print("Claims about parts of a transformer, each tested without the part", style="bold")
     console.print(table)
     console.print(f"\npencil lab NAME runs one, pencil lab all --quick runs all {len(claims)}.", markup=False)
 
@@ -39,6 +40,7 @@ def announce(console: Console, claim: Claim, quick: bool) -> None:
         "from": claim.source,
         "removed": claim.removed,
         "sizes": sizes_in_words(claim.size(quick)),
+        "by hand": claim.by_hand,
     }
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(width=7)

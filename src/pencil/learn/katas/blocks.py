@@ -220,8 +220,8 @@ def _gelu(x: Row, up: Rows, bias: Row, down: Rows) -> Question:
             Table("Φ", [shares], [f"{u:g}".replace("-", "−") for u in steps]),
         ),
         "A small MLP: U = W₁·x + b₁, where x is the token and W₁ has one row for each hidden unit; then GELU(u) = "
-        "u·Φ(u); then W₂ times that. Φ, the distribution function of the normal distribution, is given for whole "
-        "numbers. The new numbers?",
+        "u·Φ(u); then W₂ times that (b₂ = 0). Φ, the distribution function of the normal distribution, is given for "
+        "whole numbers. The new numbers?",
         blanks(names, done["out"], 2, [mlp(gelu_tanh)["out"], *done.roundings("out", 2)]),
         (
             mistake("ReLU", "GELU is u·Φ(u): negative inputs are not set to 0.", mlp(F.relu)["out"]),

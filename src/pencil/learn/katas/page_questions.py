@@ -16,6 +16,7 @@ from ...core.probe import Probe
 from ...core.span import Span
 from ...models.captioner import Captioner, CaptionerConfig
 from ...models.gpt import GPT, GPTConfig
+from ...tracing.receipt_text import format_number
 from ..worked.examples import soft_lookup
 from . import KATAS
 from .attention import by_hand, cells, softmax_cells
@@ -388,9 +389,9 @@ def score_cost(seed: int | None) -> Question:
         "score-cost",
         "What QKᵀ costs",
         seed,
-        f"{tokens} tokens, d_k = {width}: how many multiply-adds does Q Kᵀ take in one head, in 10⁹? And with twice as "
-        f"many tokens, how many times as many?",
-        numbers(("10⁹ multiply-adds", products / 1e9, 2), ("times", 4, 0)),
+        f"{tokens} tokens, d_k = {width}: how many billion (10⁹) multiply-adds does Q Kᵀ take in one head? And with "
+        f"twice as many tokens, how many times as many?",
+        numbers(("billion multiply-adds", products / 1e9, 2), ("times", 4, 0)),
         lambda: [f"{tokens}·{tokens}·{width} = {products:,} multiply-adds", "2²·n²·d_k: 4 times"],
     )
 
@@ -439,8 +440,8 @@ def rotated_encoding(seed: int | None) -> Question:
         f"(s, c) becomes (s·cos {by} + c·sin {by}, c·cos {by} − s·sin {by}). That is the encoding of which position?",
         (*blanks(["sine", "cosine"], there, 3), Blank("position", float(at + by), 0)),
         lambda: [
-            f"sine = {term(here[0])}·{term(cos)} + {term(here[1])}·{term(sin)} = {written(there[0], 4)}",
-            f"cosine = {term(here[1])}·{term(cos)} − {term(here[0])}·{term(sin)} = {written(there[1], 4)}",
+            f"sine = {term(here[0])}·{term(cos)} + {term(here[1])}·{term(sin)} = {format_number(there[0])}",
+            f"cosine = {term(here[1])}·{term(cos)} − {term(here[0])}·{term(sin)} = {format_number(there[1])}",
             f"position = {at} + {by} = {at + by}",
         ],
         [

@@ -66,6 +66,7 @@ class Claim:
     alone: bool = False  # it measures time, so nothing may run at the same time
     caveat: str = ""  # what the result does not show
     source: str = field(default="", kw_only=True)  # document and heading: "002, The Scaling Factor"
+    by_hand: str = field(default="", kw_only=True)  # a command that shows the gradient it is about, number by number
 
     def size(self, quick: bool) -> Size:
         return self.quick if quick else {**self.quick, **self.full}

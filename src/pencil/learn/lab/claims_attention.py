@@ -434,6 +434,7 @@ CLAIMS = (
         "division, which they did at 16 and 64 too, a gradient that vanishes is not the reason. The models begin with "
         "queries and keys of variance 1; one that begins with smaller ones has less need of the division.",
         source="002, The Scaling Factor; 003, the scaling trick",
+        by_hand="pencil why example:training-step 'grad:blocks.0.attn.scores[0,0,1,0]'",
     ),
     Claim(
         name="heads",
@@ -663,6 +664,7 @@ CLAIMS = (
         "a largest eigenvalue near 0.6, an orthogonal matrix would lose less, and an LSTM with a large forget-gate "
         "bias keeps more. The transformer's gradient falls too, as 1/n: attention is over n tokens.",
         source="002, Why Not RNNs? Problem 2",
+        by_hand="pencil why example:rnn 'product[0,0,1]'",
     ),
     Claim(
         name="rnn-recall",

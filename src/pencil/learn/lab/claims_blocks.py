@@ -285,6 +285,7 @@ CLAIMS = (
         "residual connections does not learn is not only a matter of gradients: each block has to pass on all that the "
         "next ones need.",
         source="002, Residual Connections",
+        by_hand="pencil why example:training-step 'grad:blocks.0.mid[0,1,2]'",
     ),
     Claim(
         name="layernorm",
@@ -314,6 +315,7 @@ CLAIMS = (
         caveat="The matrices are initialised by Glorot, where the claim is testable. With GPT-2's small initialisation "
         "(third line, normal(0.02), less for output projections) nothing drifts before training.",
         source="002, Layer Normalization",
+        by_hand="pencil why example:training-step 'grad:blocks.0.post[0,1,2]'",
     ),
     Claim(
         name="pre-norm",
@@ -347,6 +349,7 @@ CLAIMS = (
         curves=(Curve("ratio by depth", "blocks", "gradient: first ÷ last block", log_x=True, log_y=True), LOSS),
         caveat="Both have Glorot initialisation and the same learning rate; each might do better with its own.",
         source="002, Layer Normalization",
+        by_hand="pencil why example:training-step 'grad:input[0,1,2]'",
     ),
     Claim(
         name="warm-up",
@@ -380,6 +383,7 @@ CLAIMS = (
         caveat="The highest rate is tested. At the lower ones the model trains without a warm-up equally well, or a "
         "little faster; the warm-up is what allows a high rate.",
         source="the schedule of the first Transformer",
+        by_hand="pencil why example:training-step 'new:tokens.weight[1,2]'",
     ),
     Claim(
         name="embedding-scale",

@@ -242,6 +242,7 @@ def _section(result: Result, png: bytes) -> str:
         "sizes": sizes_in_words(result.size),
         "seeds": f"{len(result.of(claim.arms[0]))}, the same data in the same order in every arm",
         "limits": claim.caveat,
+        "by hand": claim.by_hand,
     }
     terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items() if text)
     lines = [_found(finding) for finding in result.findings]
