@@ -4,7 +4,7 @@ Most of a backward pass is made of operations that the forward pass has too: pro
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .graph import Plan
@@ -18,6 +18,7 @@ from .rules import (
     erf,
     exp,
     fn,
+    log,
     row_major,
     rule,
     sqrt,
@@ -34,15 +35,18 @@ equal, differ = fn("eq"), fn("ne")
 # ---- losses and softmax
 
 
-@rule("gradient", "nll_loss_backward")
+@rule("gradient", "nll_loss_backward", "nll_loss2d_backward")
 def _nll(call: Call) -> Plan:
-    if call.get("weight") is not None or len(call.shape) != 2:
-        raise NotImplementedError("a loss with weights or of this shape")
-    target, reduction = cells(call.target, (1, 0)), call.get("reduction", 1)
-    g = cells(call.grad_output, (0, 0) if reduction else (1, 0))
+    classes = len(call.shape) > 1  # the axis after the examples; one example has that alone
+    target_strides = row_major(call.target.shape)
+    along = [*target_strides[:1], 0, *target_strides[1:]] if classes else [0]
+    target, reduction = cells(call.target, along), call.get("reduction", 1)
+    g = cells(call.grad_output, [0] * len(along) if reduction else along)
+    if call.get("weight") is not None:
+        g = cells(call.weight, [int(d == classes) for d in range(len(along))]) * g
     if reduction == 1:
         g = g / call.broadcast(call.total_weight)
-    is_target = fn("and")(equal(target, axis(1)), differ(target, call.get("ignore_index", -100)))
+    is_target = fn("and")(equal(target, axis(int(classes))), differ(target, call.get("ignore_index", -100)))
     return choose(is_target, -g, 0)
 
 
@@ -58,11 +62,29 @@ def _log_softmax(call: Call) -> Plan:
     return call.broadcast(call.grad_output) - exp(call.broadcast(call.output)) * summed
 
 
-@rule("gradient", "mse_loss_backward")
-def _mse(call: Call) -> Plan:
-    factor = 2 / math.prod(call.self.shape) if call.get("reduction", 1) == 1 else 2.0
-    difference = call.broadcast(call.self) - call.broadcast(call.target)
-    return difference * factor * call.broadcast(call.grad_output)
+def _between(difference: P, limit: float, inside: float) -> Any:
+    """Of a loss that is square near 0 and linear beyond: the slope there, the difference here."""
+    return choose(
+        fn("lt")(fn("abs")(difference), limit), difference * inside, fn("sign")(difference) * (limit * inside)
+    )
+
+
+LOSSES: dict[str, Callable[[Call, P, P], Any]] = {
+    "mse_loss": lambda call, x, y: 2.0 * (x - y),
+    "huber_loss": lambda call, x, y: _between(x - y, call.delta, 1.0),
+    "smooth_l1_loss": lambda call, x, y: _between(x - y, call.beta, 1 / call.beta if call.beta else 1.0),
+    "binary_cross_entropy": lambda call, x, y: (x - y) / fn("greater")((1 - x) * x, 1e-12),
+    "soft_margin_loss": lambda call, x, y: -y * step("e^−yx", exp(-y * x)) / (1 + exp(-y * x)),
+}
+
+
+@rule("gradient", *(f"{op}_backward" for op in LOSSES))
+def _loss(call: Call) -> Plan:
+    x, y = call.broadcast(call.self), call.broadcast(call.target)
+    plan = LOSSES[call.op.removesuffix("_backward")](call, x, y)
+    plan = plan if call.get("weight") is None else call.broadcast(call.weight) * plan
+    plan = plan * call.broadcast(call.grad_output)
+    return plan / math.prod(call.self.shape) if call.get("reduction", 1) == 1 else plan
 
 
 # ---- activations
@@ -84,29 +106,96 @@ def _gelu(call: Call) -> Plan:
     return g * (0.5 * (1 + t) + 0.5 * x * (1 - square(t)) * (k * (1 + 3 * cubic * square(x))))
 
 
-@rule("gradient", "silu_backward")
-def _silu(call: Call) -> Plan:
+def _sigmoid(x: P) -> P:
+    return step("σ", 1 / (1 + exp(-x)))
+
+
+def _silu(g: P, x: P) -> Any:
+    return g * _sigmoid(x) * (1 + x * (1 - _sigmoid(x)))
+
+
+def _mish(g: P, x: P) -> Any:
+    slow = step("tanh ln(1 + e^x)", tanh(log(1 + exp(x))))
+    return g * (slow + x * _sigmoid(x) * (1 - square(slow)))
+
+
+def _elu(g: P, x: P, alpha: float, scale: float, inner: float, is_result: bool) -> Any:
+    below = inner * (alpha * scale + x) if is_result else inner * alpha * scale * exp(x * inner)
+    return choose(fn("le")(x, 0), g * below, g * scale)
+
+
+def _softplus(g: P, x: P, beta: float, limit: float) -> Any:
+    power = step("e^βx", exp(x * beta))
+    return choose(fn("gt")(x * beta, limit), g, g * power / (1 + power))
+
+
+def _log_sigmoid(g: P, x: P, power: P) -> Any:
+    portion = power / (1 + power)  # the power is e^−|x|
+    return g * choose(fn("lt")(x, 0), 1 - portion, portion)
+
+
+def _within(x: P, limit: float) -> P:
+    return fn("le")(fn("abs")(x), limit)
+
+
+# the gradient of the output, and what the slope is computed from
+SLOPES: dict[str, tuple[Sequence[str], Callable[..., Any]]] = {
+    "silu_backward": (("self",), _silu),
+    "mish_backward": (("self",), _mish),
+    "tanh_backward": (("output",), lambda g, y: g * (1 - square(y))),
+    "sigmoid_backward": (("output",), lambda g, y: g * (1 - y) * y),
+    "threshold_backward": (("self", "threshold"), lambda g, x, limit: choose(fn("le")(x, limit), 0, g)),
+    "elu_backward": (("self_or_result", "alpha", "scale", "input_scale", "is_result"), _elu),
+    "softplus_backward": (("self", "beta", "threshold"), _softplus),
+    "log_sigmoid_backward": (("self", "buffer"), _log_sigmoid),
+    "leaky_relu_backward": (("self", "negative_slope"), lambda g, x, slope: choose(fn("gt")(x, 0), g, slope * g)),
+    "hardtanh_backward": (
+        ("self", "min_val", "max_val"),
+        lambda g, x, low, high: choose(fn("and")(fn("gt")(x, low), fn("lt")(x, high)), g, 0),
+    ),
+    "hardsigmoid_backward": (("self",), lambda g, x: choose(fn("lt")(fn("abs")(x), 3), g / 6, 0)),
+    "hardswish_backward": (
+        ("self",), lambda g, x: choose(_within(x, 3), g * (0.5 + x / 3), choose(fn("gt")(x, 3), g, 0))
+    ),
+    "softshrink_backward": (("self", "lambd"), lambda g, x, by: choose(_within(x, by), 0, g)),
+    "hardshrink_backward": (("self", "lambd"), lambda g, x, by: choose(_within(x, by), 0, g)),
+}  # fmt: skip
+
+
+@rule("gradient", *SLOPES)
+def _slope(call: Call) -> Plan:
+    names, formula = SLOPES[call.op]
+    g = call.args["grad_output" if "grad_output" in call.args else "grad_out"]
+    return formula(call.broadcast(g), *(call.broadcast(call.args[name]) for name in names))
+
+
+@rule("gradient", "rrelu_with_noise_backward")
+def _random_relu(call: Call) -> Plan:
     g, x = _operands(call, "self")
-    sigmoid = step("σ", 1 / (1 + exp(-x)))
-    return g * sigmoid * (1 + x * (1 - sigmoid))
+    return (
+        g * call.broadcast(call.noise)
+        if call.training
+        else choose(fn("gt")(x, 0), g, (call.lower + call.upper) / 2 * g)
+    )
 
 
-@rule("gradient", "tanh_backward")
-def _tanh(call: Call) -> Plan:
-    g, y = _operands(call, "output")
-    return g * (1 - square(y))
-
-
-@rule("gradient", "sigmoid_backward")
-def _sigmoid(call: Call) -> Plan:
-    g, y = _operands(call, "output")
-    return g * (1 - y) * y
-
-
-@rule("gradient", "threshold_backward")
-def _threshold(call: Call) -> Plan:
+@rule("gradient", "_prelu_kernel_backward")
+def _prelu(call: Call) -> Plan:
     g, x = _operands(call, "self")
-    return choose(fn("le")(x, call.threshold), 0, g)
+    positive = fn("gt")(x, 0)
+    return choose(positive, 0, x * g) if call.out else choose(positive, g, call.broadcast(call.weight) * g)
+
+
+@rule("gradient", "glu_backward")
+def _glu(call: Call) -> Plan:
+    """Of a·σ(b): σ(b)·g for a, which is the first half, and a·σ(b)(1 − σ(b))·g for b."""
+    dim, rows = call.dim % len(call.shape), row_major(call.shape)
+    half, along = call.shape[dim] // 2, row_major(call.grad_output.shape)
+    across = half * rows[dim]
+    first_g, second_g = cells(call.grad_output, along), cells(call.grad_output, along, start=-half * along[dim])
+    a, own, b = (cells(call.self, rows, start=start) for start in (-across, 0, across))
+    gate = step("σ(b)", 1 / (1 + exp(-own)))
+    return choose(fn("lt")(axis(dim), half), first_g * _sigmoid(b), second_g * a * gate * (1 - gate))
 
 
 @rule("gradient", "native_dropout_backward")
@@ -161,6 +250,19 @@ def _rms_norm(call: Call) -> Plan:
         row_g = row_g * cells(call.weight, [0] * len(strides), [(1, n)])
         own_g = own_g * call.broadcast(call.weight)
     return a * own_g - call.broadcast(x) * a * a * a * step("Σ g·γ·x", total(row_g * row_x)) / n
+
+
+@rule("gradient", "_weight_norm_interface_backward")
+def _weight_norm(call: Call) -> Plan:
+    """Of v·γ/‖v‖: for γ the part of g along v; for v what is left of g, times γ/‖v‖."""
+    v, dim = call.saved_v, call.dim % len(call.saved_v.shape)
+    others = [d for d in range(len(v.shape)) if d != dim]
+    along_v = step("Σ g·v", total(call.over(call.grad_w, others, keep=True) * call.over(v, others, keep=True)))
+    length = call.broadcast(call.saved_norms)
+    if call.out:
+        return along_v / length
+    left = call.broadcast(call.grad_w) - call.broadcast(v) * along_v / (length * length)
+    return call.broadcast(call.saved_g) / length * left
 
 
 # ---- lookups and places: what was read from a place is added to it

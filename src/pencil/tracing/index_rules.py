@@ -1,6 +1,7 @@
 """How operations with places of their own compute a cell: sums at places, bags of rows, counts, sampled pictures."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -114,21 +115,37 @@ def _bag(call: Call) -> Plan:
     return total(rows) if call.get("mode", 0) == 0 else total(rows) / fn("greater")(empty, 1)
 
 
-@rule("sum", "col2im")
-def _folded_patches(call: Call) -> Plan:
-    """Σ over the patches that have the cell."""
-    kernel, size = math.prod(call.kernel_size), list(call.output_size)
-    picture = torch.arange(1.0, math.prod(size) + 1, dtype=torch.float64).reshape(1, 1, *size)
-    settings = (call.kernel_size, call.dilation, call.padding, call.stride)
-    of = torch.ops.aten.im2col.default(picture, *settings).reshape(-1).long().numpy() - 1  # of each entry, its cell
+def added_back(call: Call, x: In, of: np.ndarray, size: int) -> Plan:
+    """The sum of the entries of x that came from each cell of a picture: `of` has, of each entry, its cell, or −1."""
     order = np.argsort(of, kind="stable")
     order = order[of[order] >= 0]
     rank = np.arange(len(order)) - np.searchsorted(of[order], of[order])
-    entries = np.full((math.prod(size), max(1, rank.max(initial=0) + 1)), -1)
+    entries = np.full((size, max(1, rank.max(initial=0) + 1)), -1)
     entries[of[order], rank] = order
-    planes = math.prod(call.shape) // math.prod(size)
-    starts = np.arange(planes)[:, None, None] * (kernel * call.self.shape[-1])
-    return total(listed(call, call.self, np.where(entries < 0, -1, entries + starts).reshape(-1, entries.shape[1])))
+    starts = np.arange(math.prod(x.shape) // len(of))[:, None, None] * len(of)
+    return total(listed(call, x, np.where(entries < 0, -1, entries + starts).reshape(-1, entries.shape[1])))
+
+
+def numbered(size: Sequence[int]) -> torch.Tensor:
+    """A picture of the numbers of its cells, from 1: 0 is what lies outside."""
+    return torch.arange(1.0, math.prod(size) + 1, dtype=torch.float64).reshape(1, 1, *size)
+
+
+@rule("sum", "col2im")
+def _folded_patches(call: Call) -> Plan:
+    """Σ over the patches that have the cell."""
+    settings = (call.kernel_size, call.dilation, call.padding, call.stride)
+    of = torch.ops.aten.im2col.default(numbered(call.output_size), *settings)
+    return added_back(call, call.self, of.reshape(-1).long().numpy() - 1, math.prod(call.output_size))
+
+
+@rule("gradient", *(f"{kind}_pad{n}d_backward" for kind in ("reflection", "replication") for n in (1, 2, 3)))
+def _padding(call: Call) -> Plan:
+    """Σ over the places that a cell was copied to."""
+    size = call.shape[-len(call.padding) // 2 :]
+    forward = getattr(torch.ops.aten, call.op.removesuffix("_backward")).default
+    of = forward(numbered(size), call.padding).reshape(-1).long().numpy() - 1
+    return added_back(call, call.grad_output, of, math.prod(size))
 
 
 # ---- pictures read between their pixels

@@ -84,8 +84,8 @@ class TracedModel:
         targets = {} if self.targets is None else {"targets": self.targets}
         return TracedModel(self.model, self.inputs, {**self.keywords, **targets}, edits, self.opaque)
 
-    def run(self, budget: int | None = None, lazy: bool = False) -> Tape:
-        """One forward pass under a tape."""
+    def run(self, budget: int | None = None, lazy: bool = False, gradients: bool = False) -> Tape:
+        """One forward pass under a tape; with gradients where it computes some itself."""
         tape = Tape(budget, self.edits, self.opaque)
         module = self.model if isinstance(self.model, nn.Module) else None
         inputs, keywords = self.arguments(tape)
@@ -99,7 +99,7 @@ class TracedModel:
                 tape.leaf_names.setdefault(id(leaf), ([], "weight"))[0].append(name)
             changed = {name: tape.change(name, weights[name]) for name in self.edits if name in weights}
         try:
-            with self.taped(tape, lazy):
+            with self.taped(tape, lazy, gradients):
                 if changed:
                     out = functional_call(self.model, changed, inputs, keywords)
                 else:
@@ -118,11 +118,18 @@ class TracedModel:
                 why += "plain operations instead"
             raise UserError(f"this model cannot be recorded: {why}") from None
         except RuntimeError as error:
-            if "does not require grad" not in str(error):
+            if gradients or "does not require grad" not in str(error):
                 raise
-            raise UserError(
-                "this model cannot be recorded: it computes gradients in its forward pass, and a trace is without them"
-            ) from None
+            own = {p: p.grad for p in module.parameters()} if module is not None else {}
+            try:
+                for p in own:
+                    p.grad = None
+                return self.run(budget, gradients=True)
+            finally:
+                for p, gradient in own.items():
+                    p.grad = gradient
+        if gradients:
+            self.output = mapped(self.output, "", lambda _, value: value.detach())
         unused = [name for name in self.edits if name not in tape.edited]
         if unused:
             raise UserError(f"nothing was called {unused[0]} when the model ran again")

@@ -787,6 +787,7 @@ index_fill masked_scatter diagonal_scatter as_strided_scatter _index_put_impl pi
 channel_shuffle reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d im2col
 upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
 _upsample_nearest_exact3d max_unpool2d max_unpool3d _pack_padded_sequence _pad_packed_sequence
+slice_backward select_backward
 """.split()
 
 

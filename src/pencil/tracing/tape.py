@@ -146,7 +146,17 @@ VIEWS = set(
     "view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split "
     "unsafe_split split_with_sizes unbind diagonal unfold".split()
 )
-DATA = ("self", "input", "data", "tensors", "src", "source", "values", "value")  # arguments whose values are moved
+DATA = (
+    "self",
+    "input",
+    "data",
+    "tensors",
+    "src",
+    "source",
+    "values",
+    "value",
+    "grad_output",
+)  # arguments whose values are moved
 
 
 # those whose kernels take no whole numbers; and those that put a number where nothing is
@@ -154,7 +164,7 @@ REAL = {
     f"{kind}{n}d" for kind in ("reflection_pad", "replication_pad", "upsample_nearest", "_upsample_nearest_exact")
     for n in (1, 2, 3)
 }  # fmt: skip
-FILLED = {"im2col", "max_unpool2d", "max_unpool3d", "_pad_packed_sequence"}
+FILLED = {"im2col", "max_unpool2d", "max_unpool3d", "_pad_packed_sequence", "slice_backward", "select_backward"}
 # what operations write that their schema does not say
 HIDDEN_WRITES = {"native_batch_norm": ("running_mean", "running_var")}
 SILENT = {"prim", "profiler", "c10d"}  # operations without arithmetic
