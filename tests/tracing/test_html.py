@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from pencil.families import configure, create
 from pencil.learn.worked.examples import example
@@ -18,7 +19,7 @@ from pencil.tracing.live_trace import trace
 from pencil.tracing.plan_functions import FUNCTIONS
 from pencil.tracing.receipt import format_number, receipt
 from pencil.tracing.trace import Trace
-from traced import unchecked
+from traced import drawn, unchecked
 
 PICTURES = dict(image_size=(6, 10), channels=3, patch=(2, 5), width=24, depth=2, heads=3)
 
@@ -68,6 +69,21 @@ def rotation() -> Trace:
         )
 
     return trace(rotated, torch.randn(2, 5, 8))
+
+
+def net() -> Trace:
+    """Kernels turned round, groups, windows, spectra, choices of cells that do not exist, and where a proof ends."""
+
+    def program(x):
+        x = F.glu(F.conv_transpose2d(F.conv2d(x, drawn(6, 2, 3, 3), groups=3), drawn(6, 4, 3, 2), stride=2), 1)
+        x = F.group_norm(F.max_pool2d(x, 3, 2, 1), 2)
+        x = (
+            F.interpolate(x, (5, 3), mode="bilinear").sort(-1)[0]
+            + F.fold(F.unfold(x, 3, padding=1), x.shape[-2:], 3, padding=1)[..., :5, :3].mean()
+        )
+        return torch.linalg.inv(torch.fft.rfft(x).abs()[0, 0, :2]) + x.nonzero().sum()
+
+    return trace(program, drawn(1, 6, 7, 5), opaque=True)
 
 
 # ---- the file
@@ -237,7 +253,9 @@ def alike(a: complex, b: complex, relative: float = 1e-12) -> bool:
 LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("make", [gpt, *(pytest.param(one, marks=LONG) for one in (vit, captioner, gpt2, rotation))])
+@pytest.mark.parametrize(
+    "make", [gpt, net, *(pytest.param(one, marks=LONG) for one in (vit, captioner, gpt2, rotation))]
+)
 @unchecked()
 def test_the_page_works_as_python_does(make, blank):
     t = make()

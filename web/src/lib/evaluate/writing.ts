@@ -125,7 +125,7 @@ export class Writer {
   private summed(parts: Tree[]): string {
     if (!parts.length) return "0";
     if (parts.length <= this.graph.rules.shown) {
-      const written = parts.map((part) => this.term(part)), shown = written.filter((term) => term !== "0");
+      const written = parts.map((part) => this.term(part)), shown = written.filter((term) => bare(term) !== "0");
       const zeros = written.length - shown.length;
       if (!shown.length) return "0";
       return zeros < 2 ? joined(written) : `${joined(shown)} + … (${zeros} more are 0)`;
