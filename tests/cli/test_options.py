@@ -43,6 +43,7 @@ SAMPLE = {
             "Output": {"--out": "RUN/sampled", "--json": ""}},
 }  # fmt: skip
 STEP = {"--label": "", "--prompt": "", "--step": "the middle one", "--steps": "50", "--seed": "0", "--guidance": "1"}
+STEP |= {"--target": "", "--time": "0.5"}
 TRACE_INPUT = {
     "gpt": {"--input": ""}, "vit": {"--input": "", "--target": ""}, "captioner": {"--input": "", "--text": ""},
     "seq2seq": {"--input": "", "--text": ""}, "reader": {"--input": "", "--text": "", "--target": ""},
