@@ -194,7 +194,8 @@ def test_the_input_of_another_family(fails, vit_run, seq2seq_run, dit_run):
     for verb, held, option, meant in (
         ("sample", seq2seq_run, "--prompt", "--source"), ("sample", seq2seq_run, "--text", "--source"),
         ("sample", vit_run, "--input", "--image"), ("sample", dit_run, "--text", "--label or --prompt"),
-        ("trace", vit_run, "--image", "--input or --target"), ("trace", dit_run, "--input", "--label or --prompt"),
+        ("trace", vit_run, "--image", "--input or --target"),
+        ("trace", dit_run, "--input", "--label or --prompt or --target"),
     ):  # fmt: skip
         assert fails(verb, held, option, "a").endswith(f"it takes no {option}; its input is {meant}")
 
