@@ -87,6 +87,13 @@ def benign_train(folder: Path) -> list[str]:
     return ["train", "gpt", "--data", "notes.txt", *small, "--train.steps", "1", "--train.eval_batches", "1"]
 
 
+def benign_resume(folder: Path) -> list[str]:
+    """Of a run made here: that of `run_copy` was trained on Python's documentation, another text in another Python."""
+    words = [*benign_train(folder), "--out", "run"]
+    subprocess.run([sys.executable, "-m", "pencil", *words], cwd=folder, check=True, capture_output=True)
+    return ["resume", "run", "--train.steps", "5"]
+
+
 def benign_check(folder: Path) -> list[str]:
     (folder / "good.toml").write_text("[[step]]\nformula = '1 + 1'\nprinted = 2\n")
     return ["check", "good.toml"]
@@ -97,7 +104,7 @@ BENIGN: Mapping[str, Callable[[Path], list[str]]] = {
     "train": benign_train,
     "cost": lambda folder: ["cost", str(run_copy(folder))],
     "shapes": lambda folder: ["shapes", str(run_copy(folder))],
-    "resume": lambda folder: ["resume", str(run_copy(folder)), "--train.steps", "5"],
+    "resume": benign_resume,
     "eval": lambda folder: ["eval", str(run_copy(folder))],
     "sample": lambda folder: ["sample", str(run_copy(folder)), "--prompt", "a"],
     "heads": lambda folder: ["heads", str(run_copy(folder)), "--prompt", "import a b import a b", "--out", "heads.png"],

@@ -224,6 +224,32 @@ def test_a_claim_that_cannot_be_measured_does_not_end_the_others(workers):
         list(run(Plan([small, broken], seeds=3, workers=workers)))
 
 
+def test_numbers_that_are_not_finite_lose_their_claim_only():
+    claim = claim_of("layernorm")
+    endless = dataclasses.replace(
+        claim, name="endless", measure=lambda arm, seed, size: dict(drift=math.inf, loss=1.0), quick=claim.tiny
+    )
+    whole = dataclasses.replace(endless, name="whole", measure=lambda arm, seed, size: dict(drift=2.0, loss=1.0))
+    said = {}
+    results = run(
+        Plan([endless, whole], seeds=3, workers=0), failed=lambda claim, error: said.update({claim.name: error})
+    )
+    assert [result.claim.name for result in results] == ["whole"]
+    assert list(said) == ["endless"]
+    assert "not finite" in str(said["endless"])
+
+
+@pytest.mark.parametrize("arm", ["with", "without"])
+def test_the_gradient_and_scale_of_96_blocks_are_numbers(arm):
+    size = claim_of("layernorm").tiny | dict(width=32, length=7, depths=(96,), depth=1)
+    drift = claim_of("layernorm").measure(arm, 3, size)["drift"]
+    assert math.isfinite(drift)
+    assert (drift > 1e6) == (arm == "without")
+    ratio = claim_of("residual").measure(arm, 3, size)["ratio"]
+    assert ratio > 0
+    assert (ratio < 1e-40) == (arm == "without")
+
+
 @pytest.mark.long
 def test_the_verb_names_what_could_not_be_measured(tmp_path, capsys, monkeypatch):
     small = dataclasses.replace(claim_of("scaling"), quick=claim_of("scaling").tiny)

@@ -18,7 +18,6 @@ from ...core.cache import Cache
 from ...core.masks import Mask, causal, full, prefix
 from ...core.probe import OFF, Probe
 from ...core.span import Span
-from ...tracing.receipt_text import format_number
 from .builder import Draws, Maker, Numbers, Work, blanks, heads, mistake, rows, tensor, work
 from .exercise import Mistake, Question, Table, numbered
 
@@ -513,7 +512,7 @@ def _cache_bytes(
         lambda: [
             f"2 · {layers} layers · {kv_heads} heads · {head_width} · {value_bytes} bytes = {token:,} bytes per token",
             f"{token:,} · {context:,} tokens = {whole:,} bytes",
-            f"÷ 10⁹ = {format_number(whole / 1e9)} GB, ÷ 2³⁰ = {format_number(whole / 2**30)} GiB",
+            f"÷ 10⁹ = {whole / 1e9:,.2f} GB, ÷ 2³⁰ = {whole / 2**30:,.2f} GiB",
         ],
     )
 

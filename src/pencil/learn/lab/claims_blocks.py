@@ -55,8 +55,11 @@ def block_gradients(model: Any, size: Size, seed: int) -> list[float]:
 
 
 def gradient_ratios(make: Callable[[int], Any], size: Size, seed: int) -> list[float]:
-    """The gradient at the first block as a fraction of that at the last, for models of each depth."""
-    gradients = (block_gradients(make(depth), size, seed) for depth in size["depths"])
+    """The gradient at the first block as a fraction of that at the last, for models of each depth.
+
+    In double precision: without residual connections a deep model's gradient is below the smallest single float.
+    """
+    gradients = (block_gradients(make(depth).double(), size, seed) for depth in size["depths"])
     return [norms[0] / norms[-1] for norms in gradients]
 
 
@@ -77,7 +80,10 @@ def measure_residual(arm: str, seed: int, size: Size) -> Measured:
 
 
 def measure_layernorm(arm: str, seed: int, size: Size) -> Measured:
-    """The scale of a block's input, in the last block against the first; then a short training."""
+    """The scale of a block's input, in the last block against the first; then a short training.
+
+    The scale is measured in double precision: without norms a deep model exceeds the largest single float.
+    """
 
     def make(depth: int) -> Any:
         model = small_gpt(size, seed, depth, glorot=arm != "without, small start")
@@ -85,7 +91,7 @@ def measure_layernorm(arm: str, seed: int, size: Size) -> Measured:
 
     probe = Probe("blocks.*.attn_norm")
     with torch.no_grad():
-        make(max(size["depths"]))(text_batch(size, seed, 0)[0], probe=probe)
+        make(max(size["depths"])).double()(text_batch(size, seed, 0)[0], probe=probe)
     scales = [root_mean_square(value) for value in probe.values.values()]
     return {
         "drift": max(scales[-1] / scales[0], scales[0] / scales[-1]),

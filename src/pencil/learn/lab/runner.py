@@ -113,9 +113,20 @@ def run(
     """
     rows = {claim.name: plan.rows_of(claim) for claim in plan.claims}
     done = [claim for claim in plan.claims if not plan.missing(claim)]
-    for claim in done:
-        yield result_of(claim, claim.size(plan.quick), rows[claim.name])
     lost: set[str] = set()
+
+    def result(claim: Claim) -> Iterator[Result]:
+        """The result of a claim; none where its numbers have no statistics, as those that are not finite."""
+        try:
+            found = result_of(claim, claim.size(plan.quick), rows[claim.name])
+        except ValueError as error:
+            failed(claim, error)
+            lost.add(claim.name)
+            return
+        yield found
+
+    for claim in done:
+        yield from result(claim)
     for alone in (False, True):
         claims = [claim for claim in plan.claims if claim.alone == alone and claim not in done]
         jobs = [(claim, arm, seed, claim.size(plan.quick)) for claim in claims for arm, seed in plan.missing(claim)]
@@ -136,7 +147,7 @@ def run(
                 on_row(row)
                 rows[claim.name].append(row)
                 if len(rows[claim.name]) == plan.seeds * len(claim.arms):
-                    yield result_of(claim, claim.size(plan.quick), rows[claim.name])
+                    yield from result(claim)
 
 
 def _side_by_side(
