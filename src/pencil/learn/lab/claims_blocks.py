@@ -287,9 +287,8 @@ CLAIMS = (
         curves=(Curve("ratio by depth", "blocks", "gradient: first ÷ last block", log_x=True, log_y=True), LOSS),
         caveat="With the norms that stay, the gradient survives a few blocks, not tens: in the small form 0.38 of it "
         "reached the first of 8 blocks, 1.3·10⁻⁵ the first of 16, 8.8·10⁻²⁰ the first of 32. Without the norms as well "
-        "(third line) it was 2·10⁻⁵ over 2 blocks, and below the smallest float from 8 on. That a model without "
-        "residual connections does not learn is not only a matter of gradients: each block has to pass on all that the "
-        "next ones need.",
+        "(third line) it was 2·10⁻⁵ over 2 blocks and 1.2·10⁻³⁵ over 8. That a model without residual connections does "
+        "not learn is not only a matter of gradients: each block has to pass on all that the next ones need.",
         source="002, Residual Connections",
         by_hand="pencil why example:training-step 'grad:blocks.0.mid[0,1,2]'",
     ),
