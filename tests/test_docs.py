@@ -284,6 +284,7 @@ def test_every_slow_command_of_a_page_runs(page, sandbox, capsys, monkeypatch):
             continue  # these have tests of their own, and `lab all` is every other claim
         if "runs/twice" in words and not Path("runs/twice").exists():
             run(["train", "gpt", "--data", "notes.txt", "--out", "runs/twice", *SHORT], capsys)
+        prepare(words, capsys)
         quick = ["--quick", "--force"] if words[0] == "lab" and len(words) > 1 and not words[1].startswith("-") else []
         run([*words, *(q for q in quick if q not in words)], capsys)
 

@@ -36,9 +36,11 @@ EXTRAS = {
     "loggers": (["tensorboard", "trackio", "wandb"], "--train.logger"),
     "latents": (["diffusers"], "--vae, diffusion on the latents of an autoencoder"),
     "sentencepiece": (["sentencepiece", "protobuf"], "tokenizers of T5, Marian and LLaMA 2 in files of sentencepiece"),
+    "serve": (["jinja2", "prometheus-client"], "pencil serve"),
+    "onnx": (["onnx", "onnxruntime", "onnxscript"], "pencil export --to onnx"),
     "compare": (["transformers", "timm", "diffusers", "sacrebleu"], "comparison with other libraries"),
 }
-MODULES = {"protobuf": "google.protobuf"}  # of packages that are imported by another name
+MODULES = {"protobuf": "google.protobuf", "prometheus-client": "prometheus_client"}  # of packages that are imported by another name
 MISSING = "missing"
 TESTED = "Linux is tested; Windows is tested by simulation only, macOS not at all"
 KEPT = "text"  # standard input that was trained on: a run needs it to be resumed, and there is no other copy
