@@ -40,7 +40,8 @@ EXTRAS = {
     "onnx": (["onnx", "onnxruntime", "onnxscript"], "pencil export --to onnx"),
     "compare": (["transformers", "timm", "diffusers", "sacrebleu"], "comparison with other libraries"),
 }
-MODULES = {"protobuf": "google.protobuf", "prometheus-client": "prometheus_client"}  # of packages that are imported by another name
+# packages that are imported by another name
+MODULES = {"protobuf": "google.protobuf", "prometheus-client": "prometheus_client"}
 MISSING = "missing"
 TESTED = "Linux is tested; Windows is tested by simulation only, macOS not at all"
 KEPT = "text"  # standard input that was trained on: a run needs it to be resumed, and there is no other copy
