@@ -539,28 +539,18 @@ for family in ("ViT", "DeiT", "Beit", "Dinov2"):
         patch_size=8,
         **{k: v for k, v in TEXT.items() if k != "vocab_size"},
     )
-theirs(
-    "SwinForImageClassification",
-    "SwinConfig",
-    LOOK,
-    **SEE,
-    patch_size=2,
-    embed_dim=12,
-    depths=[2, 2],
-    num_heads=[2, 4],
-    window_size=4,
-)
-theirs(
-    "Swinv2ForImageClassification",
-    "Swinv2Config",
-    LOOK,
-    **SEE,
-    patch_size=2,
-    embed_dim=12,
-    depths=[2, 2],
-    num_heads=[2, 4],
-    window_size=4,
-)
+for family in ("Swin", "Swinv2"):
+    theirs(
+        f"{family}ForImageClassification",
+        f"{family}Config",
+        LOOK,
+        **SEE,
+        patch_size=2,
+        embed_dim=12,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=4,
+    )
 theirs(
     "ResNetForImageClassification",
     "ResNetConfig",
