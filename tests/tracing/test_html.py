@@ -198,7 +198,7 @@ def visit(browser, pages):
         context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **how})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(120_000)
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda request: requested.append(request.url))
