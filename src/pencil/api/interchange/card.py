@@ -17,6 +17,21 @@ LOADED_BY = {
     "timm": "import timm\nmodel = timm.create_model({local!r}, pretrained=True)",
     "diffusers": "from diffusers import {kind}\nmodel = {kind}.from_pretrained({folder!r})",
 }
+# of a picture model whose folder has no image processor; after the lines that load it
+PREPARED = """
+No image processor of the library prepares pictures as the run does. These lines do; the folder names the classes:
+
+```python
+{pictures}
+
+import torch
+
+with torch.no_grad():
+    logits = model.eval()(torch.from_numpy(pixels("picture.png"))).logits[0]
+best = int(logits.argmax())
+print(model.config.id2label[best], float(logits.softmax(-1)[best]))
+```
+"""
 
 
 def usage(run: Run, path: Path | None = None) -> str:
@@ -61,8 +76,13 @@ model, tokenizer, run = pencil.load("{path}")
 """
 
 
-def exported_card(path: Path, source: Path, library: str, kind: str, origin: Mapping[str, Any]) -> str:
-    """What the checkpoint is, and how the library loads it; `origin` is what a run records of imported weights."""
+def exported_card(
+    path: Path, source: Path, library: str, kind: str, origin: Mapping[str, Any], pictures: str = ""
+) -> str:
+    """What the checkpoint is, and how the library loads it; `origin` is what a run records of imported weights.
+
+    `pictures` is the code that prepares a picture, where the library has nothing that does.
+    """
     folder = str(path)
     loading = LOADED_BY[library].format(kind=kind, folder=folder, local=f"local-dir:{path}")
     head = {"license": origin.get("from_licence"), "base_model": origin.get("from_hub"), "library_name": library}
@@ -78,4 +98,4 @@ A model for {library}, {EXPORTED} {__version__} from the run `{source}`.{first}
 ```python
 {loading}
 ```
-"""
+{PREPARED.format(pictures=pictures) if pictures else ""}"""

@@ -20,6 +20,7 @@ from ..loading import load_model, open_run
 from ..original import CONFIG, GENERATION, MADE, OLDER, TEMPLATE, TOKENIZER, TOKENS, origin_of, read_original
 from .card import EXPORTED, exported_card
 from .importing import stored_dtype
+from .picture_code import picture_code_of
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "diffusers": "diffusers"}
 WEIGHTS = {"diffusers": "diffusion_pytorch_model.safetensors"}
@@ -29,7 +30,7 @@ WRITTEN = frozenset(
     "special_tokens_map.json generation_config.json preprocessor_config.json chat_template.jinja spiece.model "
     "source.spm target.spm vocab.json modules.json 1_Pooling sentence_bert_config.json".split()
 )
-CLASS = "tokenizer_class"
+CLASS, IMAGE_PROCESSOR = "tokenizer_class", "preprocessor_config.json"
 Notify = Callable[[str], None]
 
 
@@ -81,7 +82,8 @@ def export_run(
     model = load_model(run, dtype=requested_dtype)
     check_finite(model.state_dict().items())
     kind = (described.get("architectures") or [described.get("_class_name", "")])[0]
-    files["README.md"] = exported_card(folder, run.path, library, kind, origin).encode()
+    code = "" if IMAGE_PROCESSOR in files or architecture.library != "transformers" else picture_code_of(run, config)
+    files["README.md"] = exported_card(folder, run.path, library, kind, origin, code).encode()
     sweep_folders(folder)
     aside = beside(folder)
     try:
