@@ -208,9 +208,10 @@ def _dropout(call: Call) -> Plan:
 
 @rule("gradient", "native_layer_norm_backward")
 def _layer_norm(call: Call) -> Plan:
-    """In the order of the kernel, whose rounding is larger than that of the usual formula where |mean| ≫ σ.
+    """As the kernel computes it, whose rounding is larger than that of the usual formula where |mean| ≫ σ.
 
-    With a = 1/σ: ∂x = a·gγ + b·x + c, b = (Σ gγ·mean − Σ gγ·x)·a³/n, c = −b·mean − Σ gγ·a/n.
+    With a = 1/σ: ∂x = a·gγ + b·(x − mean) − Σ gγ·a/n, b = (Σ gγ·mean − Σ gγ·x)·a³/n. The kernel subtracts b·mean from
+    b·x, which rounds by the size of the products; what b itself is off by is multiplied with the difference alone.
     """
     x, g, which = call.input, call.grad_out, wanted_output(call)
     n, size = math.prod(call.normalized_shape), math.prod(x.shape)
@@ -230,8 +231,8 @@ def _layer_norm(call: Call) -> Plan:
         own_g = own_g * call.broadcast(call.weight)
     sum_g = step("Σ g·γ", total(row_g))
     b = step("b", (sum_g * mean - step("Σ g·γ·x", total(row_g * row_x))) * a * a * a / n)
-    c = step("c", -(b * mean) - sum_g * a / n)
-    return a * own_g + b * call.broadcast(x) + c
+    away = fn("multiplied")(call.broadcast(x)) - fn("multiplied")(mean)
+    return a * own_g - sum_g * a / n + b * away
 
 
 @rule("gradient", "_fused_rms_norm_backward")

@@ -339,7 +339,9 @@ def _div(call: Call) -> Plan:
 @rule("elementwise", "pow")
 def _pow(call: Call) -> Plan:
     x, power = call.broadcast(call.self), call.broadcast(call.exponent)
-    if power in (2, 2.0):
+    if power == 1:
+        return x
+    if power == 2:
         return square(x)
     if power == 0.5:
         return sqrt(x)

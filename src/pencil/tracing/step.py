@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from .block_trace import BlockTrace
+from .folding import fold_norms
 from .gradient_contributions import GradientContributions
 from .recording import EveryValue, TracedModel, parameters_and_buffers
 from .step_tape import CLIPPED, GRADIENT, LOG_PROBABILITIES, NEW, PROBABILITIES, StepTape
@@ -65,6 +66,7 @@ class StepTrace(BlockTrace):
             computed = tape.run_again(path)
         tape.block_opened(path, computed, begun)
         self.traced.explain(tape)
+        fold_norms(tape, begun[0])
         describe_gradients(tape)
 
     def edit(self, where: str, value: Any) -> Trace:
@@ -222,6 +224,7 @@ def _recorded(
             optimizer.state.clear()
             optimizer.state.update(state)
     traced.explain(tape)
+    fold_norms(tape)
     describe_gradients(tape)
     return tape
 
