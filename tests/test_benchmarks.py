@@ -27,6 +27,7 @@ SHORT = {
     "opening": "",
     "pairs": "run",
     "positions": "2 1 1 learned",
+    "predict": "--count 70 --preset nano --size 16",
     "probes": "",
     "processes": "--preset nano --batch 4 --steps 11",
     "screenshots": "--out pictures --only map",

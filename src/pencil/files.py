@@ -195,6 +195,14 @@ def one_at_a_time(path: Path, waiting: Callable[[], None] = lambda: None) -> Ite
         os.close(handle)
 
 
+def lock_open_file(handle: int, busy: str) -> None:
+    """Lock a file that is open, until it is closed; one that another process has locked is refused with `busy`."""
+    try:
+        _lock(handle)
+    except OSError:
+        raise UserError(busy) from None
+
+
 def _lock(handle: int) -> None:
     """Lock an open file, or raise OSError; a system with neither of the two calls does not notice a second writer."""
     try:

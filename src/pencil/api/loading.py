@@ -1,6 +1,6 @@
 """Runs opened for use: settings of older versions read under today's names, and the model with its weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -106,16 +106,26 @@ def _check_depth(run: Run, config: Any) -> None:
 
 def predict_loaded(loaded: Loaded, inputs: Any, keywords: Mapping[str, Any]) -> Any:
     """The result of one input, or a list of them for a list of inputs."""
+    results_of = predictor(loaded, keywords)
+    batch, single = as_batch(inputs)
+    results = results_of(batch)
+    return results[0] if single else results
+
+
+def predictor(loaded: Loaded, keywords: Mapping[str, Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    """What gives the results of several inputs with these options, which are checked first."""
     kind, model = family(loaded.run.family), loaded.model
-    if kind.predict is None:
+    if (predict := kind.predict) is None:
         raise UserError(f"a {kind.name} has no predictions here: call its model")
     options = _options(kind.name, kind.sample_options, keywords)
-    batch, single = as_batch(inputs)
-    if loaded.tokenizer is None and getattr(model.config, "vocab", None):
-        raise UserError(f"a {kind.name} reads and writes text: give its tokenizer too, predict(…, tokenizer=…)")
-    with evaluating(model.modules()):
-        results = kind.predict(loaded, batch, options)
-    return results[0] if single else results
+
+    def results_of(batch: Sequence[Any]) -> list[Any]:
+        if loaded.tokenizer is None and getattr(model.config, "vocab", None):
+            raise UserError(f"a {kind.name} reads and writes text: give its tokenizer too, predict(…, tokenizer=…)")
+        with evaluating(model.modules()):
+            return predict(loaded, batch, options)
+
+    return results_of
 
 
 def _options(name: str, kind: type, keywords: Mapping[str, Any]) -> Any:

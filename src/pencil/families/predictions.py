@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -131,12 +131,21 @@ def as_batch(inputs: Any) -> tuple[list[Any], bool]:
     return batch, False
 
 
+class ReadPicture(NamedTuple):
+    """A picture that was brought to a model's size before, on another thread: uint8 (C, H, W)."""
+
+    pixels: np.ndarray
+
+
 def read_pictures(inputs: Sequence[Any], transform: ImageTransform) -> np.ndarray:
     """Paths, PIL images or uint8 arrays as uint8 (n, C, H, W) of a model's size."""
-    return np.stack([_read(one, transform) for one in inputs])
+    return np.stack([read_picture(one, transform) for one in inputs])
 
 
-def _read(one: Any, transform: ImageTransform) -> np.ndarray:
+def read_picture(one: Any, transform: ImageTransform) -> np.ndarray:
+    """One of them, as uint8 (C, H, W)."""
+    if isinstance(one, ReadPicture):
+        return one.pixels
     if isinstance(one, str | Path):
         return open_image(one, transform)
     if isinstance(one, np.ndarray | Tensor):
