@@ -137,6 +137,14 @@ def test_what_has_no_step_is_refused(run, words, said):
     assert said in call("trace", run, *words, code=2).stderr
 
 
+def test_names_of_a_step_are_pointed_to(run):
+    said = call("why", run, "baddbmm.3[0,1,2]", "--input", "the pencil", code=2).stderr
+    assert "nothing in the trace is called baddbmm.3; " in said
+    assert "--update adds the names of a training step" in said
+    said = call("why", run, "new:blocks.0.attn.w_q[1,3,5]", "--input", "the pencil", code=2).stderr
+    assert "is a part of a larger weight; the new weights there are new:blocks.0.attn.qkv.weight" in said
+
+
 @pytest.mark.parametrize(
     ("words", "said"), [(["--target", "eleven"], "--target eleven is not a class of this run"), ([], "--target")]
 )

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 
 import numpy as np
 import pytest
@@ -373,6 +374,29 @@ def test_what_has_no_step_is_refused(change, said):
     with pytest.raises(UserError, match=said):
         trace_step(model, given["loss"], given["batch"], optimizer and optimizer(model.parameters(), lr=0.1))
     assert model.weight.grad is None
+
+
+@pytest.mark.parametrize("clip", [0, -1, math.nan, math.inf])
+def test_a_clipping_norm_that_clips_nothing_or_all_is_refused(clip):
+    model = nn.Linear(5, 3)
+    with pytest.raises(UserError, match=f"a number above 0, not {clip}"):
+        trace_step(model, lambda model, x: model(x).square().mean(), torch.ones(2, 5), clip=clip)
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    model, before = nn.Linear(5, 3), nn.Linear(5, 3)
+    with pytest.raises(UserError, match=r"SGD, has no parameter of this model: make it of model\.parameters\(\)"):
+        trace_step(
+            model, lambda m, x: m(x).square().mean(), torch.ones(2, 5), torch.optim.SGD(before.parameters(), 0.1)
+        )
+
+
+def test_a_new_weight_that_does_not_exist_is_explained():
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD([model.weight], 0.1)
+    t = trace_step(model, lambda m, x: m(x).square().mean(), torch.ones(2, 5), optimizer)
+    with pytest.raises(UserError, match="the step does not change bias: no optimizer has it"):
+        t.new["bias"]
 
 
 def test_a_model_without_parameters_that_need_gradients_is_refused():

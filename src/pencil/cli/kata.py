@@ -72,7 +72,7 @@ def exercise(
     seed: int | None = None,
     page: str | None = None,
     every: Annotated[bool, Parameter(name="--list", negative=())] = False,
-    topic: str | None = None,
+    topic: Annotated[str | None, Parameter(name=("--topic", "--of"))] = None,
     printing: Printing = PLAIN,
 ) -> int:
     """Exercises to work by hand: shows the next one, and its working after your answer.

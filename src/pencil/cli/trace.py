@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..families.family import Family
     from ..tracing.trace_base import TraceBase
 
-STEP_NAMES = ("grad:", "clipped:", "new:", "old:")  # of numbers that only a training step has
+STEP_NAMES = ("grad:", "clipped:", "new:", "old:", "grad_norm")  # of numbers that only a training step has
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 Edits = Annotated[
     list[str] | None,
@@ -365,6 +365,7 @@ def open_trace(
         loaded = load(what, dtype="auto")
         opened = record.trace(loaded, options, double)
         opened = opened if double else shareable(opened, loaded, options)
+        opened.elsewhere = "; --update adds the names of a training step"
     else:
         from ..tracing.trace import read
 

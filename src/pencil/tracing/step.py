@@ -7,6 +7,7 @@
 Model and optimizer are afterwards as they were: the trace has the weights after the step.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -69,6 +70,18 @@ class StepTrace(BlockTrace):
         fold_norms(tape, begun[0])
         describe_gradients(tape)
 
+    def find(self, name: str) -> int:
+        """The node of a name; for a new weight that does not exist, those that do are named."""
+        if name.startswith(NEW) and name not in self.graph.names:
+            of = name.removeprefix(NEW)
+            if of in self.graph.parameters.values():
+                raise UserError(f"the step does not change {of}: no optimizer has it, or its gradient is missing")
+            module = of.rpartition(".")[0]
+            whole = [other for other in self.graph.names if other.startswith(f"{NEW}{module}.")]
+            if module and GRADIENT + of in self.graph.names and whole:
+                raise UserError(f"{of} is a part of a larger weight; the new weights there are {', '.join(whole)}")
+        return super().find(name)
+
     def edit(self, where: str, value: Any) -> Trace:
         """Refused: other numbers would be another step."""
         raise UserError(f"{where} cannot be changed in a training step, which is recorded as it is: trace another one")
@@ -117,6 +130,9 @@ def trace_step(
     batches = [one if isinstance(one, tuple) else (one,) for one in batches]
     optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     check_optimizers(optimizers)
+    check_owned(optimizers, model)
+    if clip is not None and not 0 < clip < math.inf:
+        raise UserError(f"clip is the largest norm of the gradients, a number above 0, not {clip}")
     total = 0.0
 
     def step(tape: StepTape) -> None:
@@ -193,6 +209,17 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
         if not any(kind.__name__ in DESCRIBED for kind in type(optimizer).__mro__):
             known = f"{', '.join(DESCRIBED[:-1])} and {DESCRIBED[-1]}"
             raise UserError(f"the update of {type(optimizer).__name__} is not described: {known} are")
+
+
+def check_owned(optimizers: Sequence[Any], model: nn.Module) -> None:
+    """Refuse an optimizer of another model, as of one that was built again after it: nothing here would be updated."""
+    own = set(model.parameters())
+    for optimizer in optimizers:
+        if own.isdisjoint(p for group in optimizer.param_groups for p in group["params"]):
+            raise UserError(
+                f"the optimizer, {type(optimizer).__name__}, has no parameter of this model: make it of "
+                f"model.parameters() after the model"
+            )
 
 
 def _recorded(

@@ -35,6 +35,7 @@ class TraceBase:
         facts: Mapping[str, Any] | None = None,
     ):
         self.graph, self.labels, self.facts = graph, dict(labels or {}), dict(facts or {})
+        self.elsewhere = ""  # where names are that this trace does not have, as the end of a sentence
 
     @property
     def names(self) -> list[str]:
@@ -52,7 +53,7 @@ class TraceBase:
             return self.graph.names[name]
         whole = f"a name is written whole, without * or ?; {LISTED}"
         help_ = whole if set("*?") & set(name) else near(name, self.graph.names)
-        raise UserError(f"nothing in the trace is called {name}; {help_}")
+        raise UserError(f"nothing in the trace is called {name}; {help_}{self.elsewhere}")
 
     def words(self, letter: str, count: int, name: str = "") -> list[str]:
         """A label for each index along an axis of the tensor of this name, or the index itself."""
