@@ -14,7 +14,19 @@ SRC = Path(__file__).parents[1] / "src" / "pencil"
 
 # lowest first: a package may import those before it, and itself
 LAYERS = (
-    {"core", "config", "console", "files", "collectives", "progress", "tensors", "draw", "page", "examples"},
+    {
+        "core",
+        "config",
+        "console",
+        "files",
+        "collectives",
+        "progress",
+        "tensors",
+        "draw",
+        "page",
+        "examples",
+        "web_server",
+    },
     {"data", "device"},
     {"models", "runs"},
     {"tracing", "inference", "cost"},
@@ -23,6 +35,7 @@ LAYERS = (
     {"api"},
     {"learn", "bench"},
     {"explore"},
+    {"serve"},
     {"cli"},
 )
 ORDER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -113,13 +126,15 @@ def import_graph() -> dict[tuple[str, ...], set[tuple[str, ...]]]:
     return graph
 
 
+# templates are rendered in one module, in the sandbox, in a process that is limited
+ALLOWED = {"serve/chat.py": {"jinja2"}}
 NOT_OURS = {"pencil", "pickle", "torchvision", "yaml", "jinja2", "requests", "sklearn", "scipy"}
 
 
 def faults(path: Path, ours: set[tuple[str, ...]], others: set[str]) -> list[str]:
     """What a file imports and must not, as sentences."""
     mine, name = room(path), path.relative_to(SRC).as_posix()
-    found = [f"{name} imports {other}" for other in sorted(others & NOT_OURS)]
+    found = [f"{name} imports {other}" for other in sorted((others & NOT_OURS) - ALLOWED.get(name, set()))]
     if mine in ("__init__", "__main__"):
         return found
     used = {one[0] for one in ours} - {mine}

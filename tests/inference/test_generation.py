@@ -9,7 +9,7 @@ from pencil.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, train
 from pencil.families import create
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling, penalize, probabilities
-from pencil.inference.text_stream import _TextStream, complete, stream
+from pencil.inference.text_stream import TextStream, complete, stream
 from pencil.models.gpt import GPTConfig
 
 SCHEMES = ["learned", "sinusoidal", "rope", "none"]
@@ -195,14 +195,14 @@ def test_streamed_pieces_are_whole_characters_and_join_to_the_text(text):
 def test_byte_pairs_that_end_within_a_character_are_streamed_whole(vocab):
     text = "日本語の文章は、とても長いです。" * 3
     tokenizer = train_bpe([text * 9], vocab)
-    shown = _TextStream(tokenizer, ())
+    shown = TextStream(tokenizer, ())
     pieces = [shown.add(int(token))[0] for token in tokenizer.encode(text)] + [shown.rest()]
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
 
 
 def test_invalid_bytes_are_shown_as_replacement_characters():
-    shown = _TextStream(ByteTokenizer(), ())
+    shown = TextStream(ByteTokenizer(), ())
     assert "".join(shown.add(b)[0] for b in b"a\xff\xffb\xe3") + shown.rest() == "a\ufffd\ufffdb\ufffd"
 
 

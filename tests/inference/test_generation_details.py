@@ -13,7 +13,7 @@ from pencil.families import create
 from pencil.inference.beam import search
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling, choose, probabilities
-from pencil.inference.text_stream import _TextStream, stream
+from pencil.inference.text_stream import TextStream, stream
 from pencil.models.gpt import GPTConfig
 
 
@@ -64,7 +64,7 @@ def test_of_several_stop_strings_the_first_in_the_text_ends_it(stop):
         def decode(self, ids):
             return "hello there"
 
-    assert _TextStream(Whole(), stop).add(1) == ("h", True)
+    assert TextStream(Whole(), stop).add(1) == ("h", True)
 
 
 def test_the_ends_of_each_range_are_allowed():

@@ -29,6 +29,7 @@ from . import (
     predict,
     resume,
     sample,
+    serve,
     shapes,
     trace,
     train,
@@ -61,6 +62,7 @@ VERBS: tuple[tuple[Group, str, Callable | App, str], ...] = (
     (USE, "predict", predict.predict, "RUN INPUTS --out FILE [OPTIONS]"),
     (USE, "eval", evaluate.evaluate, "RUN [OPTIONS]"),
     (USE, "embed", embed.embed, "RUN [OPTIONS]"),
+    (USE, "serve", serve.serve, serve.USAGE),
     (INSIDE, "explore", explore.explore, explore.USAGE),
     (INSIDE, "trace", trace.trace, "WHAT [OPTIONS]"),
     (INSIDE, "why", trace.why, "WHAT CELL [OPTIONS]"),
@@ -135,7 +137,7 @@ def main(words: Sequence[str] | None = None, began: float | None = None) -> None
     """Run the command line, which `began` at this time; every failure the user can fix is one sentence."""
     words = list(sys.argv[1:] if words is None else words)
     debug = "--debug" in words
-    if words[:1] != ["explore"]:  # which shows failures while it goes on
+    if words[:1] not in (["explore"], ["serve"]):  # which show failures while they go on
         words = [word for word in words if word != "--debug"]
     use_utf8()
     try:

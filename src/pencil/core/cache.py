@@ -111,6 +111,18 @@ class Cache:
         self.store, self.rows = store, torch.arange(store.shape[2], device=store.device)[:, None]
         self.layers = [LayerCache(keys, values, self.rows) for keys, values in zip(*store, strict=True)]
 
+    def row(self, i: int, filled: int = 0) -> "Cache":
+        """Row i by itself, in the same storage, to prefill it beside the others; its first `filled` slots are full.
+
+        What is written through it is in this cache too.
+        """
+        view = Cache.__new__(Cache)
+        view._hold(self.store[:, :, i : i + 1])
+        view.index, view.coords, view.used = (one[i : i + 1] for one in (self.index, self.coords, self.used))
+        view.memory, view.bucket, view.kernels = None, None, None
+        view.filled, view.even = filled, False
+        return view
+
     def pick(self, rows: Int[Tensor, "b"], sources: bool = True) -> None:
         """Keep these rows of the batch, in this order; a row may come several times. `sources`: of the memory too.
 

@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
@@ -34,14 +33,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .. import __version__
 from ..config import UserError
 from ..console import visible
-from ..files import WINDOWS
 from ..learn.walks import Source
 from ..tracing.trace_base import LISTED
+from ..web_server import DeadlineProtocol, listen
 from .answers import Listener
 from .attention_views import attention, light
 from .cells import compare, compare_edit, contributions, receipt, tensor_slice
@@ -72,7 +70,6 @@ from .session import Session
 from .uploads import Pictures
 
 ADDRESS = "127.0.0.1"  # other machines cannot reach it
-BACKLOG = 128
 HEADER_SECONDS = 30.0  # for the headers of a request to arrive
 BODY_SECONDS = 30.0  # for a body to arrive
 HEARTBEAT_SECONDS = 10.0  # after which a waiting connection gets a comment, so that nothing between closes it
@@ -540,60 +537,17 @@ def bind_usual(secret: str) -> socket.socket:
 
 def bind(port: int = 0) -> socket.socket:
     """A socket on a port of this machine; 0 is any free one."""
-    if not 0 <= port <= 65535:
-        raise UserError(f"--port is a number from 1 to 65535, not {port}")
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        if not WINDOWS:  # where it would let two servers share a port
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((ADDRESS, port))
-        listening.listen(BACKLOG)
-    except OSError as error:
-        listening.close()
-        raise UserError(f"port {port} cannot be used ({error.strerror}); choose another --port, or none") from None
-    return listening
+    return listen(ADDRESS, port)
 
 
-class Protocol(H11Protocol):
+class Protocol(DeadlineProtocol):
     """A connection that does not wait for ever for the end of a request's headers."""
 
-    _deadline: asyncio.TimerHandle | None = None
+    def header_seconds(self) -> float:
+        return HEADER_SECONDS
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        """The time runs from the first byte to the end of the headers, however the bytes between arrive."""
-        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
-            self._forget()
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(HEADER_SECONDS, self._refuse)
-
-    def _forget(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _refuse(self) -> None:
-        sentence = f"the headers of this request did not end within {HEADER_SECONDS:g} seconds"
-        headers = [("content-type", "application/json"), ("connection", "close")]
-        events = (
-            h11.Response(status_code=408, headers=[*headers, *HEADERS.items()], reason=b"Request Timeout"),
-            h11.Data(data=to_json({"error": sentence})),
-            h11.EndOfMessage(),
-        )
-        for event in events:
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+    def too_slow(self, sentence: str) -> tuple[list[tuple[str, str]], bytes]:
+        return [("content-type", "application/json"), *HEADERS.items()], to_json({"error": sentence})
 
 
 class Server(uvicorn.Server):

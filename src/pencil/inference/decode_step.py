@@ -168,7 +168,7 @@ class StaticStep:
         self.accept = torch.compile(DecodeState.accept, dynamic=False) if compiled else DecodeState.accept
         if kernel is not None:
             self.logits = lambda model, state, cache: kernel()
-        self.kernels = _row_kernels(cache.store)
+        self.kernels = row_kernels(cache.store)
         self.memory: Memory | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.prefills: dict[int, Captured] = {}  # by the length that prompts are padded to
@@ -257,7 +257,7 @@ class StaticStep:
         self.accept(self.state, self.state.choose(self.logits(model, self.state, self.cache)))
 
 
-def _row_kernels(store: Tensor) -> tuple[Callable[..., Any], ...]:
+def row_kernels(store: Tensor) -> tuple[Callable[..., Any], ...]:
     """The kernels that attend to the filled slots and write them, where there is Triton and the dtype is one for it."""
     dtypes = torch.bfloat16, torch.float16, torch.float32
     if (

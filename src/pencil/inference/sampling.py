@@ -62,7 +62,7 @@ class Candidates(NamedTuple):
 
 def candidates(logits: Float[Tensor, "B V"], how: Sampling) -> Candidates:
     """Apply temperature and top-k, and say which of the tokens left top-p and min-p keep."""
-    ids = None if how.top_k is None and how.top_p is None else _most_likely(logits, how.top_k)
+    ids = None if how.top_k is None and how.top_p is None else most_likely(logits, how.top_k)
     p = _softmax(logits if ids is None else logits.gather(-1, ids), how.temperature)
     # the token that crosses the line of top-p is kept, so at least one always is
     within_top_p = None if how.top_p is None else p.cumsum(-1) - p < how.top_p
@@ -120,7 +120,7 @@ def _softmax(logits: Float[Tensor, "B n"], temperature: float) -> Float[Tensor, 
     return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
 
 
-def _most_likely(logits: Float[Tensor, "B V"], count: int | None) -> Int[Tensor, "B n"]:
+def most_likely(logits: Float[Tensor, "B V"], count: int | None) -> Int[Tensor, "B n"]:
     """The ids of so many tokens, or of all, the most likely first; of equally likely ones the lower id is first.
 
     Devices differ in how they order equal numbers, and bfloat16 has many. So each token has one integer, in which a

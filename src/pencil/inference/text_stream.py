@@ -11,7 +11,7 @@ from .generation import Generation
 from .sampling import Sampling
 
 
-class _TextStream:
+class TextStream:
     """One row's tokens as text, holding back what may be the start of a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], prompt: Sequence[int] = ()):
@@ -78,12 +78,12 @@ def stream(
         compile=compile,
         notify=notify,
     )
-    texts = [_TextStream(tokenizer, stop, prompt) for prompt in ids]
+    texts = [TextStream(tokenizer, stop, prompt) for prompt in ids]
     return _pieces(generation, tokenizer, texts, [] if reasons is None else reasons)
 
 
 def _pieces(
-    generation: Generation, tokenizer: Tokenizer, texts: list[_TextStream], reasons: list[str]
+    generation: Generation, tokenizer: Tokenizer, texts: list[TextStream], reasons: list[str]
 ) -> Iterator[list[str]]:
     for step in generation:
         pieces = [""] * len(texts)

@@ -1,0 +1,444 @@
+"""The routes of `pencil serve`, who may ask, and the server.
+
+Bound to 127.0.0.1 unless `--lan` is given, and then only with a token. Any web page can make a browser send requests to
+127.0.0.1, so on this machine the Host must be ours; a request from another site is refused, bodies are JSON by their
+Content-Type, and no reply has CORS headers. Errors are one sentence in OpenAI's shape, without a path or a traceback;
+prompts are written nowhere.
+"""
+
+import asyncio
+import hmac
+import logging
+import sys
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .. import __version__
+from ..runs.run import Loaded
+from ..web_server import DeadlineProtocol
+from .chat import Templates
+from .engine import Continuation, Piece
+from .errors import RequestError
+from .metrics import Metrics
+from .openai_document import document
+from .openai_format import (
+    Answer,
+    Asked,
+    chat_request,
+    completion_request,
+    event,
+    messages_of,
+    parse,
+    to_json,
+)
+from .worker import Mailbox, Worker
+
+HEADER_SECONDS, BODY_SECONDS = 10.0, 30.0  # for the headers and the body of a request to arrive
+BODY_BYTES = 1 << 20  # of a request; with pictures ten times as many
+MOST_CONNECTIONS = 1000
+MOST_RECEIPTS = 256  # of the latest answers
+LONG_BODY = 10_000  # bytes from which a request is read in a thread, so that others are answered meanwhile
+HOSTS = ("127.0.0.1", "localhost")
+OPEN = ("/healthz", "/readyz")  # what a load balancer asks, without a token
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'",
+}
+
+
+@dataclass
+class Served:
+    """One run behind the API."""
+
+    name: str
+    loaded: Loaded
+    worker: Worker
+    template: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def card(self) -> dict[str, Any]:
+        c = self.loaded.model.config
+        parameters = sum(one.numel() for one in self.loaded.model.parameters())
+        about = {"family": self.loaded.run.family, "context": getattr(c, "context", None), "parameters": parameters}
+        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "pencil", **about}
+
+
+class Api:
+    """What each route answers."""
+
+    def __init__(self, served: Sequence[Served], seconds: float, debug: bool = False, log_prompts: bool = False):
+        self.served = {one.name: one for one in served}
+        self.metrics = Metrics({one.name: one.worker for one in served})
+        self.templates = Templates()
+        self.receipts: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self.stopping = False
+        self._seconds, self._debug, self._log_prompts = seconds, debug, log_prompts
+
+    # ---- generated text
+
+    async def completions(self, request: Request) -> Response:
+        data, served = await self._asked(request)
+        tokenizer, context = self._text(served)
+        asked = await _aside(request, lambda: completion_request(data, tokenizer, context))
+        return await self._generate(request, served, asked, chat=False)
+
+    async def chat(self, request: Request) -> Response:
+        data, served = await self._asked(request)
+        tokenizer, context = self._text(served)
+        messages = messages_of(data)
+        if served.template is None:
+            raise RequestError(
+                f"{served.name} has no chat template, so it was not trained on messages; ask /v1/completions, or start "
+                "the server with --chat-template FILE",
+                field="messages",
+            )
+        prompt = await self.templates.render(served.template, messages, special_names(tokenizer))
+        asked = await _aside(request, lambda: chat_request(data, prompt, tokenizer, context))
+        return await self._generate(request, served, asked, chat=True)
+
+    async def _generate(self, request: Request, served: Served, asked: Asked, chat: bool) -> Response:
+        answer = Answer(asked, served.name, served.loaded.tokenizer, chat)
+        continuations, mailbox = asked.continuations(self._seconds), Mailbox()
+        if self._log_prompts:
+            print(f"{answer.id} {asked.prompts}", file=sys.stderr)
+        served.worker.submit(continuations, mailbox)
+        pieces = self._pieces(request, served, continuations, mailbox)
+        if not asked.stream:
+            async with aclosing(pieces):
+                async for i, new in pieces:
+                    answer.add(i, new)
+            self._done(served, answer, continuations)
+            return reply(answer.whole())
+        first = await anext(pieces)  # what fails before the first token is an error with its own status
+        headers = {"X-Accel-Buffering": "no"}
+        stream = self._stream(served, answer, continuations, first, pieces)
+        return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
+
+    async def _pieces(
+        self, request: Request, served: Served, continuations: Sequence[Continuation], mailbox: Mailbox
+    ) -> AsyncGenerator[tuple[int, list[Piece]], None]:
+        """What is new of each continuation, to the last; all are cancelled where nobody waits for them."""
+        began, left = time.monotonic(), len(continuations)
+
+        async def cancel_when_closed() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            for one in continuations:
+                one.cancelled = True
+
+        connection = asyncio.ensure_future(cancel_when_closed())
+        try:
+            while left:
+                ready = [await mailbox.get()]
+                while not mailbox.empty():
+                    ready.append(mailbox.get_nowait())
+                if began:
+                    self.metrics.first.labels(served.name).observe(time.monotonic() - began)
+                    began = 0.0
+                together: dict[int, list[Piece]] = {}
+                for i, piece in ready:
+                    if piece.error is not None:
+                        raise piece.error
+                    left -= piece.reason is not None
+                    together.setdefault(i, []).append(piece)
+                for i, pieces in together.items():
+                    yield i, pieces
+        finally:
+            connection.cancel()
+            for one in continuations:
+                one.cancelled = True
+
+    async def _stream(
+        self,
+        served: Served,
+        answer: Answer,
+        continuations: Sequence[Continuation],
+        first: tuple[int, list[Piece]],
+        pieces: AsyncGenerator[tuple[int, list[Piece]], None],
+    ) -> AsyncIterator[bytes]:
+        try:
+            async with aclosing(pieces):
+                for chunk in answer.first_chunks():
+                    yield event(chunk)
+                yield event(answer.add(*first))
+                async for i, new in pieces:
+                    yield event(answer.add(i, new))
+            self._done(served, answer, continuations)
+            if answer.asked.include_usage:
+                yield event(answer.usage_chunk())
+            yield b"data: [DONE]\n\n"
+        except Exception as error:  # the stream began with 200, so what failed is in an event
+            yield event(self.problem(error).as_json())
+
+    def _done(self, served: Served, answer: Answer, continuations: Sequence[Continuation]) -> None:
+        answer.reused = sum(one.reused for one in continuations)
+        for kind, count in (("prompt", answer.usage["prompt_tokens"]), ("generated", answer.usage["completion_tokens"]),
+                            ("reused", answer.reused)):  # fmt: skip
+            self.metrics.tokens.labels(served.name, kind).inc(count)
+        self.metrics.whole.labels(served.name).observe(time.time() - answer.head["created"])
+        self.receipts[answer.id] = answer.receipt()
+        while len(self.receipts) > MOST_RECEIPTS:
+            self.receipts.popitem(last=False)
+
+    def _text(self, served: Served) -> tuple[Any, int]:
+        """The tokenizer and the context of a run that continues texts."""
+        if served.worker.engine is None:
+            raise RequestError(f"{served.name} is a {served.loaded.run.family}, which does not continue texts",
+                               field="model")  # fmt: skip
+        return served.loaded.tokenizer, served.worker.engine.context
+
+    # ---- the rest
+
+    async def models(self, request: Request) -> Response:
+        return reply({"object": "list", "data": [one.card for one in self.served.values()]})
+
+    async def model(self, request: Request) -> Response:
+        return reply(self._served(request.path_params["name"]).card)
+
+    async def receipt(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        if name not in self.receipts:
+            raise RequestError(f"there is no receipt of this answer; those of the latest {MOST_RECEIPTS} are kept", 404)
+        return reply(self.receipts[name])
+
+    async def health(self, request: Request) -> Response:
+        good = all(one.worker.alive for one in self.served.values())
+        return reply({"status": "ok" if good else "a model's thread has ended"}, 200 if good else 503)
+
+    async def ready(self, request: Request) -> Response:
+        return reply({"status": "stopping" if self.stopping else "ok"}, 503 if self.stopping else 200)
+
+    async def show_metrics(self, request: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        return reply(document(list(self.served), __version__))
+
+    # ---- requests
+
+    async def _asked(self, request: Request, most: int = BODY_BYTES) -> tuple[dict[str, Any], Served]:
+        data = parse(await read_body(request, most))
+        name = data.get("model")
+        if name is None and len(self.served) == 1:
+            return data, next(iter(self.served.values()))
+        if not isinstance(name, str):
+            raise RequestError("model must be a string: the name of a run", field="model")
+        return data, self._served(name)
+
+    def _served(self, name: str) -> Served:
+        if name not in self.served:
+            raise RequestError(f"there is no model {name[:60]!r} here; these are served: {', '.join(self.served)}", 404,
+                               "model", "model_not_found")  # fmt: skip
+        return self.served[name]
+
+    def problem(self, error: Exception) -> RequestError:
+        """What failed, as a refusal; what is ours to mend is shown in the terminal, if asked for."""
+        if isinstance(error, HTTPException):
+            sentence = {404: "there is nothing at this address", 405: "this address is asked in another way"}
+            return RequestError(sentence.get(error.status_code, error.detail), error.status_code)
+        if isinstance(error, ClientDisconnect):
+            return RequestError("the request was cancelled", 499)
+        if not isinstance(error, RequestError):
+            self.failed(error)
+        return RequestError.inside(error)
+
+    def failed(self, error: Exception) -> None:
+        if self._debug:
+            traceback.print_exception(error, file=sys.stderr)
+
+    def answering(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+        """The endpoint, counted; what it raises becomes a sentence."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                response = await endpoint(request)
+            except Exception as error:
+                response = await self.refuse(request, error)
+            route = request.scope.get("route")
+            self.metrics.requests.labels(getattr(route, "path", "?"), str(response.status_code)).inc()
+            return response
+
+        return answer
+
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        refusal = self.problem(error)
+        status = 400 if refusal.status == 499 else refusal.status
+        headers = {"Retry-After": "1"} if status in (429, 503) else {}
+        return Response(to_json(refusal.as_json()), status, headers, "application/json")
+
+
+def reply(data: object, status: int = 200) -> Response:
+    return Response(to_json(data), status, media_type="application/json")
+
+
+async def _aside(request: Request, work: Callable[[], Asked]) -> Asked:
+    """Read a request; a long one in a thread."""
+    length = request.headers.get("content-length", "")
+    short = length.isdecimal() and int(length) < LONG_BODY
+    return work() if short else await asyncio.to_thread(work)
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The bytes of a request; more than `most` are refused before they are read."""
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+        raise RequestError("the body must be JSON, with the header Content-Type: application/json", 415)
+    too_long = RequestError(f"the request is larger than {most / 2**20:g} MiB", 413)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > most:
+        raise too_long
+    parts, length = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                length += len(part)
+                if length > most:
+                    raise too_long
+                parts.append(part)
+    except TimeoutError:
+        raise RequestError(f"the request did not arrive within {BODY_SECONDS:g} seconds", 408) from None
+    return b"".join(parts)
+
+
+def special_names(tokenizer: Any) -> dict[str, str]:
+    """The special tokens as templates name them."""
+    ids = {"bos_token": tokenizer.begin, "eos_token": tokenizer.end, "pad_token": tokenizer.pad}
+    return {name: tokenizer.token(id) for name, id in ids.items() if id is not None}
+
+
+class Guard:
+    """Refuses who may not ask, before anything of a request is read; sets the headers of every reply."""
+
+    def __init__(self, app: ASGIApp, port: int, token: str | None, lan: bool):
+        self.app, self._token, self._lan = app, token, lan
+        self._hosts = {f"{host}:{port}" for host in HOSTS} | ({*HOSTS} if port == 80 else set())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is None:
+            return await self.app(scope, receive, send_guarded)
+        start = {"type": "http.response.start", "status": refusal.status,
+                 "headers": [(b"content-type", b"application/json"), (b"connection", b"close")]}  # fmt: skip
+        await send_guarded(start)
+        await send_guarded({"type": "http.response.body", "body": to_json(refusal.as_json())})
+
+    def _refusal(self, scope: Scope) -> RequestError | None:
+        headers = Headers(scope=scope)
+        host = [one.lower() for one in headers.getlist("host")]
+        if not self._lan and (len(host) != 1 or host[0] not in self._hosts):
+            return RequestError("this is not the server's own address; ask the one that pencil serve printed", 403)
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            return RequestError("a request from another site is not answered", 403)
+        if any(origin not in {f"http://{one}" for one in host} for origin in headers.getlist("origin")):
+            return RequestError("a request from another site is not answered", 403)
+        if self._token is not None and scope["path"] not in OPEN:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
+                return RequestError("this server asks for its token: Authorization: Bearer TOKEN", 401,
+                                    code="invalid_api_key")  # fmt: skip
+        return None
+
+
+ROUTES: dict[str, tuple[str, str]] = {
+    "/v1/completions": ("POST", "completions"),
+    "/v1/chat/completions": ("POST", "chat"),
+    "/v1/models": ("GET", "models"),
+    "/v1/models/{name:path}": ("GET", "model"),
+    "/receipts/{id}": ("GET", "receipt"),
+    "/healthz": ("GET", "health"),
+    "/readyz": ("GET", "ready"),
+    "/metrics": ("GET", "show_metrics"),
+    "/openapi.json": ("GET", "openapi"),
+}
+
+
+def application(api: Api, port: int, token: str | None = None, lan: bool = False) -> Guard:
+    """The application, with every check before it."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        for one in api.served.values():
+            one.worker.start(asyncio.get_running_loop())
+        try:
+            yield
+        finally:
+            await api.templates.close()
+            for one in api.served.values():
+                one.worker.stop()
+
+    routes = [
+        Route(path, api.answering(getattr(api, name)), methods=[method]) for path, (method, name) in ROUTES.items()
+    ]
+    return Guard(
+        Starlette(routes=routes, exception_handlers={HTTPException: api.refuse}, lifespan=lifespan), port, token, lan
+    )
+
+
+class Protocol(DeadlineProtocol):
+    """A connection that does not wait for ever for the end of a request's headers."""
+
+    def header_seconds(self) -> float:
+        return HEADER_SECONDS
+
+    def too_slow(self, sentence: str) -> tuple[list[tuple[str, str]], bytes]:
+        headers = [("content-type", "application/json"), *HEADERS.items()]
+        return headers, to_json(RequestError(sentence, 408).as_json())
+
+
+class Server(uvicorn.Server):
+    """uvicorn that says to load balancers that it stops, and lets what is under way end."""
+
+    def __init__(self, config: uvicorn.Config, api: Api):
+        super().__init__(config)
+        self._api = api
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self._api.stopping = True
+        super().handle_exit(sig, frame)
+
+
+def server_for(api: Api, port: int, token: str | None = None, lan: bool = False, drain: float = 30.0,
+               debug: bool = False) -> Server:  # fmt: skip
+    """uvicorn with nothing that is not needed: no logs of requests, no headers of proxies, no websockets."""
+    logging.getLogger("uvicorn.error").setLevel(logging.INFO if debug else logging.CRITICAL)
+    config = uvicorn.Config(
+        application(api, port, token, lan),
+        http=Protocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=int(drain),
+    )
+    return Server(config, api)

@@ -1,0 +1,64 @@
+"""The OpenAPI document of the server: what `openai_format` checks, in the form that other tools read."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .openai_format import CHAT_FIELDS, COMPLETION_FIELDS, MOST_BIASED, MOST_MESSAGES, MOST_PROMPTS, MOST_STOPS, Field
+
+TEXT = {"type": "string"}
+STOP = {"oneOf": [TEXT, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MOST_STOPS}]}
+IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT = {"oneOf": [{"type": "string"}, {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MOST_PROMPTS}, IDS]}
+MESSAGE = {"type": "object", "required": ["role", "content"], "properties": {"role": TEXT, "content": TEXT}}
+MESSAGES = {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": MOST_MESSAGES}
+BIAS = {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": MOST_BIASED}  # fmt: skip
+USAGE = {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "object", "required": ["message", "type"], "properties": {"message": TEXT}}},
+}
+
+
+def document(models: Sequence[str], version: str) -> dict[str, Any]:
+    """The document of a server of these models."""
+    common = {"stop": STOP, "logit_bias": BIAS, "stream_options": USAGE}
+    completion = _body(models, "prompt", PROMPT, COMPLETION_FIELDS, common)
+    chat = _body(models, "messages", MESSAGES, CHAT_FIELDS, common)
+    paths = {
+        "/v1/completions": {"post": _asked("Continue a text.", completion)},
+        "/v1/chat/completions": {"post": _asked("Answer messages, by the run's own template.", chat)},
+        "/v1/models": {"get": _given("The runs that are served.")},
+        "/v1/models/{name}": {"get": _given("One of them.", "name")},
+        "/receipts/{id}": {"get": _given("How each token of a recent answer was chosen.", "id")},
+        "/healthz": {"get": _given("Whether the server works.")},
+        "/readyz": {"get": _given("Whether it takes requests.")},
+        "/metrics": {"get": _given("Counts and times, for Prometheus.", content="text/plain")},
+    }
+    return {"openapi": "3.1.0", "info": {"title": "pencil serve", "version": version}, "paths": paths}
+
+
+def _body(models: Sequence[str], name: str, schema: Any, fields: Mapping[str, Field], more: Any) -> dict[str, Any]:
+    properties = {"model": {"type": "string", "enum": list(models)}, name: schema, **more}
+    properties |= {name: one.schema for name, one in fields.items()}
+    return {"type": "object", "required": ["model", name], "properties": properties}
+
+
+def _responses(content: str, *statuses: int) -> dict[str, Any]:
+    refused = {str(status): {"description": "One sentence that says why.",
+                             "content": {"application/json": {"schema": ERROR}}} for status in statuses}  # fmt: skip
+    return {"200": {"description": "The answer.", "content": {content: {}}}} | refused
+
+
+def _asked(about: str, schema: Any) -> dict[str, Any]:
+    responses = _responses("application/json", 400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
+    responses["200"]["content"]["text/event-stream"] = {}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {"summary": about, "requestBody": body, "responses": responses}
+
+
+def _given(about: str, parameter: str | None = None, content: str = "application/json") -> dict[str, Any]:
+    named = {"name": parameter, "in": "path", "required": True, "schema": TEXT}
+    responses = _responses(content, 401, 403, 404, 503)
+    return {"summary": about, "responses": responses} | ({"parameters": [named]} if parameter else {})
