@@ -192,6 +192,37 @@ def test_an_optimizers_second_step_is_its_own(name):
     assert any(name.startswith("old:") for name in trace.names)
 
 
+@unchecked()
+def test_muons_matrices_and_the_norms_have_names_from_a_new_weight_to_its_gradient():
+    """The names lead on: new weight, X₅ … X₀, G, clipped gradient; each matrix is that of a Muon written out here."""
+    model, loss, batch = case("gpt", "gpt2")
+    optimizers = list(make_optimizers(model, TrainConfig(optimizer="muon", device="cpu", weight_decay=0.1)).values())
+    trace, name = trace_step(model, loss, batch, optimizers, clip=0.1), "blocks.0.mlp.up.weight"
+    g = torch.from_numpy(trace["clipped:" + name].value).double()
+    x = (g * 0.05).lerp(g, 0.05).T  # momentum begins at 0
+    np.testing.assert_allclose(trace[f"muon:{name}.G"].value, x.T, rtol=1e-5, atol=1e-9)
+    x = x / x.norm()
+    for i in range(6):
+        np.testing.assert_allclose(trace[f"muon:{name}.X{i}"].value, x, rtol=1e-4, atol=1e-5)
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    receipt = trace.new[name][2, 3].why()
+    assert [term.where for term in receipt.terms] == [f"{name}[2,3]", f"muon:{name}.X5[3,2]"]
+    assert "(Muon)" in receipt.meaning
+    assert "where 1 − η·λ = 1 − 0.02·0.1 = 0.998" in str(receipt)
+    assert "where η·√(rows/columns) = 0.02·√(120/30) = 0.04" in str(receipt)
+    assert "where η = 0.02, λ = 0.1" in str(receipt)
+    assert f"muon:{name}.X4[0,2]" in {term.where for term in trace[f"muon:{name}.X5"][3, 2].why().terms}
+    joined = trace.new["blocks.1.attn.qkv.weight"]
+    third = joined.shape[0] // 3
+    for row, part in ((1, "q"), (third + 1, "k"), (2 * third + 1, "v")):
+        assert joined[row, 2].why().terms[1].where == f"muon:blocks.1.attn.qkv.weight.{part}.X5[1,2]"
+    norms = {term.name for term in trace["grad_norm"].why().terms}
+    assert norms == {f"norm:{parameter}" for parameter in dict(model.named_parameters())}
+    assert trace[f"norm:{name}"].value == pytest.approx(np.linalg.norm(trace.grad[name].value), rel=1e-6)
+    assert "where clip = 0.1" in str(trace["clipped:" + name][2, 3].why())
+
+
 @pytest.mark.parametrize("family", [*(pytest.param(f, marks=pytest.mark.long) for f in KINDS if f != "gpt"), "gpt"])
 @unchecked()
 def test_blocks_left_closed_open_in_both_directions(family):

@@ -171,7 +171,7 @@ def trace_update(run: str | Path, step: int, announce: Callable[[str], None] = l
         trainer.replay(step, lambda updates: _announce(opened, updates, announce))
 
         def update(tape: StepTape) -> None:
-            recording[:] = [tape]
+            recording[:], tape.clip = [tape], trainer.config.clip or None
             trainer.update()
             recording.clear()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..families.family import Family
     from ..tracing.trace_base import TraceBase
 
-STEP_NAMES = ("grad:", "clipped:", "new:", "old:", "grad_norm")  # of numbers that only a training step has
+STEP_NAMES = ("grad:", "clipped:", "new:", "old:", "norm:", "muon:", "grad_norm")  # that only a training step has
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 Edits = Annotated[
     list[str] | None,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .graph import Plan
+from .optimizer_settings import made_of
 from .rules import (
     Call,
     In,
@@ -308,11 +309,11 @@ def accumulated(base: In, places: int, count: int, values: In, shape: Sequence[i
 
 
 def first_moment(m: P, g: P, options: Mapping[str, Any]) -> P:
-    return m + (1 - options["beta1"]) * (g - m)
+    return m + made_of("1 − β₁", 1 - options["beta1"]) * (g - m)
 
 
 def second_moment(v: P, g: P, options: Mapping[str, Any]) -> P:
-    return options["beta2"] * v + (1 - options["beta2"]) * square(g)
+    return options["beta2"] * v + made_of("1 − β₂", 1 - options["beta2"]) * square(g)
 
 
 def adam(w: P, m: P, v: P, t: P, options: Mapping[str, Any], decoupled: bool) -> P:
@@ -324,5 +325,5 @@ def adam(w: P, m: P, v: P, t: P, options: Mapping[str, Any], decoupled: bool) ->
     rate = step("η/(1 − β₁ᵗ)", options["lr"] / (1 - power(options["beta1"], t)))
     scale = step("√(1 − β₂ᵗ)", sqrt(1 - power(options["beta2"], t)))
     if decoupled and options["weight_decay"]:
-        w = w * (1 - fn("mul")(options["lr"], options["weight_decay"]))
+        w = w * made_of("1 − η·λ", 1 - options["lr"] * options["weight_decay"])
     return w - rate * m / (sqrt(v) / scale + options["eps"])

@@ -304,6 +304,8 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
             return out, es[0] + outer * size
         case "multiplied":
             return out, es[0] + 2 * u * size
+        case "double":
+            return out, u * size
         case "mul":
             a, b = (np.where(np.isfinite(x), np.abs(x), 0) for x in xs)
             return out, a * es[1] + b * es[0] + es[0] * es[1] + u * size

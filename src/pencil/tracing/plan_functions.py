@@ -63,6 +63,9 @@ FUNCTIONS: dict[str, Function] = {
     "trunc": Function(np.trunc, "whole part of {}", "TRUNC({})", smooth=False),
     "rounded": Function(lambda a: a, "{}", "{}", 2),  # stored in the tensor's precision, computed in a higher one
     "multiplied": Function(lambda a: a, "{}", "{}", 2),  # part of a difference, of products rounded before it is taken
+    "double": Function(
+        lambda a: a, "{}", "{}", 2
+    ),  # made of plain numbers in double precision, rounded where it is used
     "whole": Function(np.trunc, "whole part of {}", "TRUNC({})", smooth=False),
     # a number in the middle goes to the even one, which ROUND of a spreadsheet does not
     "round": Function(

@@ -89,8 +89,15 @@ class Receipt:
         worked = format_number(self.reworked, self.digits)
         tail = "" if worked == self.formula else f" = {worked}"
         yield f"{self.label} = {self.formula}{tail}{'   (masked: it may not be seen)' if self.masked else ''}"
+        given: list[str] = []  # settings, such as η = 0.001, which are made of nothing
         for step in self.steps:
-            yield f"  where {step.word} = {step.formula} = {format_number(step.value, self.digits)}"
+            value = format_number(step.value, self.digits)
+            if value == step.formula:
+                given.append(f"{step.word} = {value}")
+            else:
+                yield f"  where {step.word} = {step.formula} = {value}"
+        if given:
+            yield f"  where {', '.join(given)}"
         off = f"off by {format_number(abs(self.reworked - self.recorded), 3)}, {format_number(self.allowed, 2)} allowed"
         yield f"recorded {recorded} {'✓' if self.agrees else f'✗ ({off})'}"
         yield from self.ends

@@ -34,7 +34,7 @@ def simplified(tree: Tree, n: Node) -> Tree:
             return tree
         case "made", node, part:
             return simplified(part, node)
-        case ("picked", _, part) | ("rounded" | "multiplied", part):
+        case ("picked", _, part) | ("rounded" | "multiplied" | "double", part):
             return simplified(part, n)
         case (head, terms, *rest) if FUNCTIONS[head].reduces:
             return (head, [("made", n, part) for part in terms], *rest)

@@ -152,6 +152,7 @@ def trace_step(
             value.backward()
             total += float(value.detach())
         tape.path = ""
+        tape.clip = clip
         if clip is not None:
             reached = [p for p in tape.parameters if p.grad is not None]
             tape.name(nn.utils.clip_grad_norm_(reached, clip, foreach=False), "grad_norm")
@@ -307,5 +308,5 @@ _LOSS = {
     PROBABILITIES: ("p", "softmax(Z)"),
     LOG_PROBABILITIES: ("ln p", "ln softmax(Z)"),
     "loss": ("L", ""),
-    "grad_norm": ("‖g‖", "√(Σ g²)"),
+    "grad_norm": ("‖g‖", "√(Σ ‖∂L/∂W‖²)"),
 }

@@ -7,28 +7,34 @@ those of the forward pass. Names go along: where a value has a name, its gradien
     clipped:NAME   the gradient of a parameter after clipping, where that changed it
     old:NAME.KEY   what the optimizer remembers of a parameter before the step
     new:NAME       a parameter after the step; new:NAME.KEY what the optimizer remembers of it
+    norm:NAME      the norm of the gradient of a parameter, of which the norm of all, `grad_norm`, is made
+    muon:NAME.X5   a matrix on Muon's way from a parameter's gradient to its update
 
 An operation after the loss that has no rule is a leaf: its value is recorded, and `undescribed` says which it was.
 """
 
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..config import UserError
 from .backward_rules import accumulated, adam, cells, first_moment, placed, second_moment
-from .graph import Node
+from .graph import Node, Plan
+from .optimizer_settings import adam_settings, numbers_of, update_formula, with_settings
+from .plan_functions import FUNCTIONS
 from .rules import row_major, step
 from .tape import Tape, mapped, memory_of, off, tensors
 
-GRADIENT, CLIPPED, OLD, NEW = "grad:", "clipped:", "old:", "new:"
+GRADIENT, CLIPPED, OLD, NEW, NORM, MUON = "grad:", "clipped:", "old:", "new:", "norm:", "muon:"
 PROBABILITIES, LOG_PROBABILITIES = "probabilities", "log_probabilities"
 
 
@@ -77,6 +83,8 @@ class StepTape(Tape):
         self._replaced: list[tuple[nn.Module, str, Any]] = []  # parameters of the block that runs, and whose they are
         self._begun: dict[int, int] = {}  # memory -> the first node that was kept in it
         self._given: dict[Any, int] = {}  # where a gradient from a closed block lies in memory -> its node
+        self._numbers: dict[float, Plan] = {}  # those of the optimizer that steps, as they are made of its settings
+        self.clip: float | None = None  # the largest norm of all gradients together
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -86,9 +94,14 @@ class StepTape(Tape):
         for optimizer in self.optimizers:
             handles.append(optimizer.register_step_pre_hook(self._before_update))
             handles.append(optimizer.register_step_post_hook(self._after_update))
+        muons: list[Any] = [optimizer for optimizer in self.optimizers if hasattr(optimizer, "watch")]
+        for muon in muons:
+            muon.watch = partial(self._name_matrices, muon.parts)
         try:
             yield
         finally:
+            for muon in muons:
+                muon.watch = None
             for handle in handles:
                 handle.remove()
 
@@ -135,6 +148,9 @@ class StepTape(Tape):
         own = self._own_parameters(optimizer)
         self.path = ""
         self.name_parameter_gradients(own)
+        parts: Mapping[Tensor, Sequence[int]] = getattr(optimizer, "parts", {})
+        shapes = [(rows, p.shape[1]) for p in own if p.ndim == 2 for rows in parts.get(p, p.shape[:1])]
+        self._numbers = numbers_of(optimizer, shapes)
         if isinstance(left_out := getattr(optimizer, "found_inf", None), Tensor):
             self.name(left_out, "left_out")  # 1 where an update is not made, since it is not finite
         for p in own:
@@ -142,14 +158,50 @@ class StepTape(Tape):
                 self.leaf_names.setdefault(id(value), ([f"{OLD}{self.parameters[p]}.{key}"], "weight"))
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._numbers = {}
+        groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         for p in self._own_parameters(optimizer):
             self.name(p, NEW + self.parameters[p])
+            if (n := self.nodes[self.node_of(p)]).name.startswith(NEW):
+                n.formula = update_formula(optimizer, groups[p])
             for key, value in state_tensors(optimizer, p).items():
                 name = f"{self.parameters[p]}.{key}"
                 # the number of the step is another for every parameter, always the same: found by name, but not listed
                 self.name(value, NEW + name, named=key != "step")
                 # in a first step that is what the optimizer began with, such as zeros
                 self.names.setdefault(OLD + name, self._begun[memory_of(value)])
+
+    def _name_norm(self, norm: Tensor, of: Tensor) -> None:
+        """Name the norm of a parameter's gradient; and that of all these norms together."""
+        node = self.node_of(of)
+        if parameters := [p for p, gradient in self._gradients.items() if gradient == node]:
+            self.name(norm, NORM + self.parameters[parameters[0]])
+            return
+        sources = np.unique(self.resolve(node, np.arange(of.numel()), lambda n: n.named)[0])
+        if of.ndim == 1 and len(sources) == of.numel() and all(self.nodes[i].name.startswith(NORM) for i in sources):
+            self.name(norm, "grad_norm")
+
+    def _name_matrices(
+        self, parts: Mapping[Tensor, Sequence[int]], weights: list[Tensor], name: str, stack: Tensor
+    ) -> None:
+        """Name each matrix of a stack on Muon's way: it gets a node of its own, and the stack is made of these."""
+        by_memory = {memory_of(p): p for p in self.parameters}
+        node = int(self.resolve(self.node_of(stack), np.arange(1))[0][0])
+        n, strides = self.nodes[node], row_major(stack.shape)
+        if n.shape != stack.shape or n.moves:
+            return
+        named = []
+        for i, weight in enumerate(weights):
+            p = by_memory[memory_of(weight)]
+            full = f"{MUON}{self.parameters[p]}"
+            if len(weight) < len(p):  # a part of a joined matrix, of queries, keys or values
+                which = list(accumulate(parts[p], initial=0)).index(weight.storage_offset() // p.stride(0))
+                full += f".{'qkv'[which] if len(parts[p]) == 3 else which}"
+            with off():
+                own = self._add(stack[i], n.op, n.kind, of_one(n.plan, i), f"{full}.{name}")
+            named.append([i, ["ref", own, 0, [0, *strides[1:]], []]])
+            self.nodes[own].named, self.nodes[own].formula = name[0] not in "AB", muon_formula(name)
+        n.kind, n.plan = "move", ("cat", 0, named)
 
     # ---- operations
 
@@ -173,6 +225,9 @@ class StepTape(Tape):
         if op in ("_fused_adamw_", "_fused_adam_"):
             return self._fused_adam(func, args, kwargs or {})
         out = super().__torch_dispatch__(func, types, args, kwargs)
+        if op == "linalg_vector_norm" and running is None and not self._numbers:
+            with off():
+                self._name_norm(out, args[0])
         if op == "_log_softmax" and running is None and not self.path:
             # of a loss outside the model: its steps have the names that they have in a trace with targets
             with self:
@@ -226,14 +281,14 @@ class StepTape(Tape):
         with off():
             func(*args, **kwargs)
         for (p, _, m, v, _), nodes in zip(zip(*lists, strict=True), before, strict=True):
-            here = row_major(p.shape)
+            here, settings = row_major(p.shape), adam_settings(options)
             weight, gradient, old_m, old_v = (cells(node, here) for node in nodes[:4])
             steps = cells(nodes[4], [0] * len(here))
             if options["weight_decay"] and not decoupled:
-                gradient = step("g + λw", gradient + options["weight_decay"] * weight)
-            m_now = cells(self._written(m, "adam.m", first_moment(old_m, gradient, options)), here)
-            v_now = cells(self._written(v, "adam.v", second_moment(old_v, gradient, options)), here)
-            self._written(p, "adam", adam(weight, m_now, v_now, steps, options, decoupled))
+                gradient = step("g + λw", gradient + settings["weight_decay"] * weight)
+            m_now = cells(self._written(m, "adam.m", first_moment(old_m, gradient, settings)), here)
+            v_now = cells(self._written(v, "adam.v", second_moment(old_v, gradient, settings)), here)
+            self._written(p, "adam", adam(weight, m_now, v_now, steps, settings, decoupled))
 
     @property
     def leaves_out(self) -> bool:
@@ -247,6 +302,10 @@ class StepTape(Tape):
             n.kind, n.plan = "gradient", self._accumulated_at(n, inputs, arguments)
         else:
             super()._plan(node, func, op, inputs, arguments, i, me)
+        if self._numbers:
+            n.plan = with_settings(n.plan, self._numbers)
+        elif op == "mul" and self.clip is not None and torch._C._current_autograd_node() is None:
+            n.plan = with_settings(n.plan, {float(self.clip): step("clip", float(self.clip))})
 
     def _placed(self, n: Node, op: str, inputs: dict[str, Any], arguments: Any) -> Any:
         dim, one = arguments["dim"] % len(n.shape), op == "select_backward"
@@ -472,6 +531,35 @@ def parameters_inside(module: nn.Module) -> dict[str, tuple[nn.Module, str, nn.P
         for name, parameter in owner._parameters.items()
         if parameter is not None
     }
+
+
+def of_one(plan: Plan, i: int) -> Plan:
+    """The plan of one place along the first axis."""
+    match plan:
+        case "ref", node, offset, strides, steps:
+            return ("ref", node, offset + i * strides[0], list(strides[1:]), steps)
+        case "is", name, part:
+            return step(name, of_one(part, i))
+        case (head, *parts) if head in FUNCTIONS:
+            return (head, *(of_one(part, i) for part in parts))
+    return plan
+
+
+def muon_formula(name: str) -> str:
+    """How a matrix on Muon's way is made: of G, the gradient and its momentum, by Newton–Schulz."""
+    kind, i = name[0], int(name[1:]) if name[1:].isdigit() else 0
+    before, now = (str(n).translate(SUBSCRIPTS) for n in (i - 1, i))
+    formulas = {
+        "G": "g + μ·(m − g)",
+        "n": "‖G‖",
+        "A": f"X{before}·X{before}ᵀ",
+        "B": f"b·A{now} + c·A{now}²",
+        "X": f"a·X{before} + B{now}·X{before}" if i else "G/‖G‖",
+    }
+    return formulas[kind]
+
+
+SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:

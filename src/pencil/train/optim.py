@@ -7,6 +7,7 @@ query–key–value matrix apart into the three it is made of.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from ..core.attention import Attention
 from .parallel.dtensor_files import to_local
 from .settings import TrainConfig
+
+Watch = Callable[[list[Tensor], str, Tensor], object]
 
 
 class Muon(torch.optim.Optimizer):
@@ -28,6 +31,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     found_inf: Tensor | None = None
+    watch: "Watch | None" = None  # is told of each stack of matrices on its way, and of the weights they belong to
 
     def __init__(
         self,
@@ -66,7 +70,8 @@ class Muon(torch.optim.Optimizer):
                 share = (1 - group["momentum"]) * applied
                 torch._foreach_mul_(momenta, 1 - share)  # pyright: ignore
                 torch._foreach_add_(momenta, list(gradient * share))  # pyright: ignore
-                update = orthogonalise(gradient.lerp(torch.stack(momenta), group["momentum"]))
+                watch = _unwatched if self.watch is None else partial(self.watch, weights)
+                update = orthogonalise(gradient.lerp(torch.stack(momenta), group["momentum"]), watch=watch)
                 rate = group["lr"] * max(1, rows / columns) ** 0.5 * applied
                 torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * applied)  # pyright: ignore
                 torch._foreach_sub_(weights, list(update * rate))  # pyright: ignore
@@ -104,19 +109,34 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_sub_(weights, updates)  # pyright: ignore
 
 
-def orthogonalise(matrices: Float[Tensor, "n r c"], steps: int = 5) -> Float[Tensor, "n r c"]:
-    """Push every singular value of each matrix towards one: five steps of the quintic Newton–Schulz iteration."""
+def _unwatched(name: str, value: Tensor) -> None:
+    pass
+
+
+def orthogonalise(
+    matrices: Float[Tensor, "n r c"], steps: int = 5, watch: Callable[[str, Tensor], object] = _unwatched
+) -> Float[Tensor, "n r c"]:
+    """Push every singular value of each matrix towards one: five steps of the quintic Newton–Schulz iteration.
+
+    With A = X·Xᵀ and B = b·A + c·A², the next X is a·X + B·X.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    norm = x.norm(dim=(-2, -1), keepdim=True)
+    x = x / norm.clamp(min=1e-7)
+    for name, value in (("G", matrices), ("norm", norm), ("X0", x)):
+        watch(name, value)
     if not x.is_cuda:
         x = x.contiguous()
-    for _ in range(steps):
+    for i in range(1, steps + 1):
         # a CPU multiplies by a transposed view at half the speed of a copy
         gram = x @ (x.mT if x.is_cuda else x.mT.contiguous())
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        by = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, by, x, beta=a)
+        for name, value in (("A", gram), ("B", by), ("X", x)):
+            watch(f"{name}{i}", value)
     return (x.mT if tall else x).to(matrices.dtype)
 
 

@@ -60,13 +60,13 @@ export function tensorAt(place: string[], name: string): string {
   return [...place, ...(place.at(-1) === last ? [] : [last])].join(" · ");
 }
 
-const OF: Record<string, string> = { grad: "gradient of ", clipped: "clipped gradient of ", old: "before the step: ", new: "after the step: " };
+const OF: Record<string, string> = { grad: "gradient of ", clipped: "clipped gradient of ", old: "before the step: ", new: "after the step: ", norm: "norm of the gradient of ", muon: "on Muon's way: " };
 
 /** Where a cell is, in words: "block 2 · head 1 · pattern". */
 export function whereabouts(outline: Outline, cell: string): string {
   const parts = cellParts(cell), tensor = parts && outline.tensors.find((one) => one.name === parts.name);
   if (!parts || !tensor) return "";
-  const [, of, name] = /^(?:(grad|clipped|old|new):)?(.*)$/.exec(tensor.name)!;
+  const [, of, name] = /^(?:(grad|clipped|old|new|norm|muon):)?(.*)$/.exec(tensor.name)!;
   const way = wayTo(outline.map, (node) => node.tensors.includes(name));
   // a part of a joined matrix is in no list: it stands in its module
   const words = (way.length || !of ? way : wayTo(outline.map, (node) => node.path === name.replace(/\.[^.]*$/, ""))).slice(1).map((node) => node.title);

@@ -95,7 +95,7 @@ export const WORK: Record<string, Fn> = {
   log: both(Math.log),
   sin: both(Math.sin), cos: both(Math.cos), tan: both(Math.tan), atan: both(Math.atan), tanh: both(Math.tanh), erf: both(erf),
   abs: size,
-  rounded: (a) => a, multiplied: (a) => a,
+  rounded: (a) => a, multiplied: (a) => a, double: (a) => a,
   floor: Math.floor, ceil: Math.ceil, trunc: Math.trunc, whole: Math.trunc, round: halfEven, sign: Math.sign, mod,
   greater: (a, b) => Math.max(a, b),
   lesser: (a, b) => Math.min(a, b),

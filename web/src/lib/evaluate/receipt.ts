@@ -80,12 +80,20 @@ export function receipt(graph: Graph, node: number, place: number, digits = 4): 
     .map((m) => `the proof ends at ${m.name}: the operation ${m.op} is not described`);
   const lines = [
     `${about.label} = ${plain}${tail}`,
-    ...[...steps.values()].map((step) => `  where ${step.word} = ${bare(step.formula)} = ${formatNumber(step.value, digits)}`),
+    ...wheres([...steps.values()], digits),
     `recorded ${formatNumber(recorded, digits)} ${mark(agrees, off, allowed)}`,
     ...ends,
   ];
   const reworking = { steps: [...steps.values()], terms: [...terms.values()], reworked: value, allowed, agrees, off, masked, ends };
   return { ...about, ...reworking, recorded, tree, formula, lines };
+}
+
+/** The lines of the steps; settings, such as η = 0.001, which are made of nothing, are together in the last. */
+function wheres(steps: Worked["steps"], digits: number): string[] {
+  const all = steps.map(({ word, formula, value }) => ({ word, formula: bare(formula), value: formatNumber(value, digits) }));
+  const given = all.filter((step) => step.formula === step.value).map((step) => `${step.word} = ${step.value}`);
+  const made = all.filter((step) => step.formula !== step.value).map((step) => `  where ${step.word} = ${step.formula} = ${step.value}`);
+  return given.length ? [...made, `  where ${given.join(", ")}`] : made;
 }
 
 export function mark(agrees: boolean, off: number, allowed: number): string {

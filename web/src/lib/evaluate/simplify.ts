@@ -25,7 +25,7 @@ export class Simplifier {
     if (op === "num" || op === "cell" || op === "is") return tree;
     if (op === "made") return this.simplified(tree.of!, tree.made!);
     if (op === "picked") return this.simplified(tree.of!, n);
-    if (op === "rounded" || op === "multiplied") return this.simplified(tree.args![0], n);
+    if (["rounded", "multiplied", "double"].includes(op)) return this.simplified(tree.args![0], n);
     if (tree.list) return { ...tree, weighed: undefined, list: tree.list.map((of) => ({ op: "made", made: n as never, of })) };
     return this.rewritten(op, tree.args!.map((part) => this.simplified(part, n)), n);
   }

@@ -59,6 +59,7 @@ function applied(op: string, about: About, args: Weight[], { inner: u, outer }: 
   if (op === "real" || op === "imag") return { value, error: es[0] };
   if (op === "rounded") return { value, error: es[0] + outer * scale };
   if (op === "multiplied") return { value, error: es[0] + 2 * u * scale };
+  if (op === "double") return { value, error: u * scale };
   if (op === "mul") {
     const [a, b] = xs.map((x) => (finite(x) ? size(x) : 0));
     return { value, error: a * es[1] + b * es[0] + es[0] * es[1] + u * scale };
