@@ -286,7 +286,7 @@ def test_a_run_that_a_library_cannot_express_is_refused_by_the_setting(notes):
         "own cannot be exported to transformers: model.positions is 'alibi', and only 'learned' is there in" in refusal
     )
     assert "a gpt has no counterpart in timm: use --to hf\n" in call("export", "own", "--to", "timm", code=2).stderr
-    assert "--to is one of hf, timm, diffusers, not onnx" in call("export", "own", "--to", "onnx", code=2).stderr
+    assert "--to is one of hf, timm, diffusers, onnx, not ggml" in call("export", "own", "--to", "ggml", code=2).stderr
     assert not Path("exports").exists()
 
 

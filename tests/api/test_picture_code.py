@@ -11,8 +11,8 @@ from PIL import Image
 
 import pencil
 from commands import SMALL
-from pencil.api.interchange.picture_code import picture_code
 from pencil.data.images.augment import ImageTransform
+from pencil.data.images.picture_code import picture_code
 from pencil.families.predictions import read_pictures
 from pencil.models.build import normalize
 

@@ -14,6 +14,18 @@ from ..cost.profile import CostProfile, text_length
 from ..data.images.open_images import EMBEDDED
 from ..data.tokenizers.tokenizer import Tokenizer
 from ..inference.attention_overlays import caption_attention
+from ..inference.graphs import (
+    Graph,
+    Input,
+    Pictured,
+    PicturedStep,
+    RuntimeProfile,
+    WholeText,
+    gaussian,
+    masks,
+    step_inputs,
+    text,
+)
 from ..inference.head_patterns import (
     SELF_ATTENTION,
     AttentionGroup,
@@ -28,7 +40,7 @@ from ..inference.text_batches import vocabulary_labels
 from ..inference.text_stream import complete, stream
 from ..models.build import normalize
 from ..models.captioner import PRESETS, Captioner, CaptionerConfig
-from ..runs.run import Loaded
+from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace, trace
 from ..tracing.loss import NONE, next_tokens
 from ..train.tasks.captioning import Captioning
@@ -63,6 +75,7 @@ from .options import (
     joined,
 )
 from .predictions import Text, grouped, input_transform, picture_tensor, read_pictures
+from .runtime_examples import NEW_TOKENS, generated, pictures, sessions, tokenizer_of
 
 Row = tuple[int, str, int]  # the number of a picture, how its description begins, which of its samples
 _SCENES = dict(batch=64, steps=2000, weight_decay=0.2)
@@ -286,6 +299,36 @@ EXPLORE = ExploreProfile(
     target=lambda loaded: TargetInput("The right description"),
     with_target=_trace_target,
 )
+
+
+def _graphs(model: Captioner) -> list[Graph]:
+    c = model.config
+    picture = {"picture": Input(("batch", c.channels, *c.image_size), gaussian)}
+    store = (c.depth, c.kv_heads or c.heads, c.head_width)
+
+    def mask(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+        """All of the picture, and some of the text."""
+        drawn = masks(shape, generator)
+        drawn[:, : c.before] = 1
+        return drawn
+
+    return [
+        Graph("model", WholeText(model), text(c.vocab) | picture, ("logits",)),
+        Graph("encoder", Pictured(model), picture, ("present",)),
+        Graph("step", PicturedStep(model), step_inputs(c.vocab, store, mask), ("logits", "present"), c.before),
+    ]
+
+
+def _example(run: Run, c: CaptionerConfig) -> str:
+    """The description of a picture."""
+    tokenizer = run.tokenizer
+    return (
+        f"import onnxruntime\n{tokenizer_of(tokenizer)}{sessions('encoder', 'step')}{pictures(run, c)}"
+        'past = encoder.run(None, {"picture": pixels("picture.png")})[0]\n'
+        f"{generated(tokenizer, f'[{tokenizer.end}]', '[]', min(NEW_TOKENS, c.context - 1))}"
+    )
+
+
 FAMILY = Family(
     name="captioner",
     summary="an image to its description",
@@ -318,4 +361,5 @@ FAMILY = Family(
         parameter_formulas=block_formulas,
     ),
     heads=HeadProfile(_attention_groups, _held_out, unit="images and captions", induction=_induction_start),
+    runtime=RuntimeProfile(_graphs, _example),
 )

@@ -20,12 +20,13 @@ from ..data.images.open_images import EMBEDDED
 from ..data.tokenizers.tokenizer import Tokenizer
 from ..files import read_json, write_all
 from ..inference.autoencoder import Autoencoder, autoencoder_for, has_latents
-from ..inference.diffusion import RectifiedFlow, check_sampler
+from ..inference.diffusion import MAX_TIMESTEP, RectifiedFlow, check_sampler
+from ..inference.graphs import Denoised, Graph, Input, RuntimeProfile, gaussian, ids, masks
 from ..inference.image_sampling import decoder_of, process_of, sample_images
 from ..inference.text_batches import end_token, pad, shorten, token_label
 from ..models.dit import PRESETS, DiT, DiTConfig, groupings
 from ..models.reader import ReaderConfig
-from ..runs.run import Loaded
+from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace, trace
 from ..tracing.recording import mapped
 from ..train.tasks.diffusion import Diffusion, normal, prediction_loss, score_samples
@@ -61,6 +62,7 @@ from .options import (
     default,
 )
 from .predictions import check_conditions, grouped, input_transform, picture_tensor, read_pictures, to_image
+from .runtime_examples import encoded, sessions, tokenizer_of
 
 
 def condition(loaded: Loaded, labels: list[str], texts: list[str], count: int = 1) -> tuple[Any, ...]:
@@ -625,6 +627,70 @@ def _activations(c: DiTConfig, batch: int, length: int | None, half: int) -> Act
     return Activations(blocks, rows * half * c.sizes["c"], rows * (norm_bytes(c) + output))
 
 
+def _graphs(model: DiT) -> list[Graph]:
+    c = model.config
+    inputs = {"picture": Input(("batch", c.channels, *c.sides), gaussian), "timestep": Input(("batch",), _timesteps)}
+    if c.vocab:
+        inputs |= {"given": Input(("batch", "source"), ids(c.vocab)), "given_mask": Input(("batch", "source"), masks)}
+    elif c.classes:
+        inputs |= {"given": Input(("batch",), ids(c.classes))}
+    if c.null_condition and (c.vocab or c.classes):
+        inputs |= {"drop": Input(("batch",), ids(2))}
+    return [Graph("model", Denoised(model), inputs, ("prediction",))]
+
+
+def _timesteps(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(tuple(shape), generator=generator) * MAX_TIMESTEP
+
+
+def _example(run: Run, c: DiTConfig) -> str:
+    """An image of the first label or of a text, from noise in 20 steps, without guidance."""
+    head, feed = "import numpy as np\nimport onnxruntime\n", '"picture": x, "timestep": np.array([time], "float32")'
+    given = ""
+    if c.vocab:
+        head += tokenizer_of(run.tokenizer)
+        prompt = encoded(run.tokenizer, longest=c.context)
+        given = f'given = np.array([{prompt}])\nmask = np.ones(given.shape, "int64")\n'
+        feed += ', "given": given, "given_mask": mask'
+    elif c.classes:
+        feed += ', "given": np.array([0])'
+    if given or c.classes:
+        feed += ', "drop": np.array([0])' if c.null_condition else ""
+    predict = f"predicted = model.run(None, {{{feed}}})[0][:, :{c.channels}]"
+    process = process_of(c, latents := has_latents(run, c))
+    if isinstance(process, RectifiedFlow):
+        steps = (
+            "times = np.linspace(1, 0, 21)\nfor now, then in zip(times, times[1:]):\n"
+            f"    time = {MAX_TIMESTEP} * now\n    {predict}\n    x = x + np.float32(then - now) * predicted\n"
+        )
+    else:
+        clean = {"eps": "(x - noise * predicted) / signal", "x0": "predicted"}.get(
+            process.prediction, "signal * x - noise * predicted"
+        )
+        steps = (
+            'left = np.array(json.loads(model.get_modelmeta().custom_metadata_map["alphas_cumprod"]))\n'
+            "times = np.linspace(len(left) - 1, 0, 20).round().astype(int)\n"
+            "for time, then in zip(times, [*times[1:], -1]):\n"
+            f"    {predict}\n    signal, noise = left[time] ** 0.5, (1 - left[time]) ** 0.5\n"
+            f"    clean = {clean}\n"
+            + ("" if latents else "    clean = clean.clip(-1, 1)\n")
+            + "    rest = (x - signal * clean) / noise\n"
+            "    after = left[then] if then >= 0 else 1.0\n"
+            '    x = (after**0.5 * clean + (1 - after) ** 0.5 * rest).astype("float32")\n'
+        )
+        head = "import json\n\n" + head
+    shape = (1, c.channels, *c.sides)
+    return (
+        f"{head}{sessions('model')}{given}"
+        f'x = np.random.default_rng(0).standard_normal({shape}).astype("float32")\n{steps}'
+        + (
+            "print(x.shape)\n"
+            if latents
+            else 'pixels = ((x[0] + 1) * 127.5).clip(0, 255).round().astype("uint8")\nprint(pixels.shape)\n'
+        )
+    )
+
+
 FAMILY = Family(
     name="dit",
     summary="a label, a text or nothing to an image; a label to a video",
@@ -662,4 +728,5 @@ FAMILY = Family(
     "pencil trace --png draws the attention at one step",
     checkpoints=(DIT, DIT_ORIGINAL),
     imported=imported,
+    runtime=RuntimeProfile(_graphs, _example),
 )

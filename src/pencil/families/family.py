@@ -12,6 +12,7 @@ from typing import Any
 
 from ..config import UserError, build, nearest
 from ..cost.profile import CostProfile
+from ..inference.graphs import RuntimeProfile
 from ..inference.head_patterns import HeadProfile
 from ..models.build import parameters as count_parameters
 from ..weights.maps import Architecture
@@ -50,6 +51,7 @@ class Family:
     imported: Callable[..., dict[str, Any]] | None = None  # (checkpoint, config) -> tables of the run, and notes
     # (run, config, library, their config) -> the JSON files beside the weights by name, and notes
     exported: Callable[..., tuple[dict[str, Any], list[str]]] | None = None
+    runtime: RuntimeProfile | None = None  # its forward passes for other runtimes, and the lines that use them
     generates: bool = False  # whether it writes token after token
     default_preset: str = "nano"
     data_decides: bool = True  # whether sizes other than the vocabulary follow from the data

@@ -12,11 +12,12 @@ from ..cost.activations import SELF_ATTENTION_FLOPS, Activations, block_formulas
 from ..cost.profile import CostProfile, text_length
 from ..data.builtin import TEXTS
 from ..data.tokenizers.tokenizer import Tokenizer
+from ..inference.graphs import Graph, RuntimeProfile, Step, WholeText, step_inputs, text
 from ..inference.head_patterns import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line, windows
 from ..inference.text_batches import token_label, vocabulary_labels
 from ..inference.text_stream import stream
 from ..models.gpt import GPT, PRESETS, GPTConfig
-from ..runs.run import Loaded
+from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace, trace
 from ..tracing.loss import next_tokens
 from ..train.tasks.language_modeling import LanguageModeling
@@ -52,6 +53,7 @@ from .options import (
     joined,
 )
 from .predictions import Text, check_texts, grouped
+from .runtime_examples import NEW_TOKENS, empty_cache, encoded, generated, sessions, tokenizer_of
 
 _GPT2 = dict(
     optimizer="adamw",
@@ -245,6 +247,28 @@ EXPLORE = ExploreProfile(
     target=lambda loaded: TargetInput(),  # a text's targets are its next tokens
     with_target=lambda loaded, prompt, target: _trace_ids(loaded, prompt.ids),
 )
+
+
+def _graphs(model: GPT) -> list[Graph]:
+    c = model.config
+    store = step_inputs(c.vocab, (c.depth, c.kv_head_count, c.head_width))
+    return [
+        Graph("model", WholeText(model), text(c.vocab), ("logits",)),
+        Graph("step", Step(model), store, ("logits", "present")),
+    ]
+
+
+def _example(run: Run, c: GPTConfig) -> str:
+    """A text continued."""
+    tokenizer, half = run.tokenizer, c.context // 2
+    prompt = encoded(tokenizer, () if tokenizer.begin is None else (tokenizer.begin,), longest=half)
+    return (
+        f"import numpy as np\nimport onnxruntime\n{tokenizer_of(tokenizer)}{sessions('step')}"
+        f"{empty_cache(c.depth, c.kv_head_count, c.head_width)}"
+        f"{generated(tokenizer, prompt, 'new', min(NEW_TOKENS, half))}"
+    )
+
+
 FAMILY = Family(
     name="gpt",
     summary="text to the next token",
@@ -283,4 +307,5 @@ FAMILY = Family(
     ),
     generates=True,
     checkpoints=(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, NEOX, LLAMA_ORIGINAL, NANOGPT),
+    runtime=RuntimeProfile(_graphs, _example),
 )

@@ -17,7 +17,7 @@ from ..data.images.decoding import open_image, to_arrays
 from ..data.settings import DataConfig, image_transform
 from ..inference.text_batches import shorten
 from ..models.build import normalize, refuse_output
-from ..runs.run import Loaded
+from ..runs.run import Loaded, Run
 
 TOP_CLASSES = 5  # classes shown
 BATCH = 64  # pictures or texts in one forward pass
@@ -107,8 +107,13 @@ def class_row(prediction: Prediction, count: int | None = None) -> dict[str, Any
 
 def input_transform(loaded: Loaded) -> ImageTransform:
     """How a picture is brought to the size that the model reads."""
-    c = loaded.model.config
-    return image_transform(c.image_size, c.channels, build(DataConfig, loaded.run.config.get("data") or {}, "data."))
+    return transform_of(loaded.run, loaded.model.config)
+
+
+def transform_of(run: Run, config: Any) -> ImageTransform:
+    """The same of a run, for its model's config."""
+    reading = build(DataConfig, run.config.get("data") or {}, "data.")
+    return image_transform(config.image_size, config.channels, reading)
 
 
 def is_picture(one: Any) -> bool:

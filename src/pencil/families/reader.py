@@ -22,6 +22,7 @@ from ..data.builtin import TEXTS
 from ..data.tables.pairs import is_table
 from ..data.tokenizers.tokenizer import Tokenizer
 from ..files import parse_json, read_text
+from ..inference.graphs import Graph, MaskedText, RuntimeProfile, masked_text
 from ..inference.head_patterns import (
     SELF_ATTENTION,
     AttentionGroup,
@@ -32,7 +33,7 @@ from ..inference.head_patterns import (
     whole_texts,
     windows,
 )
-from ..inference.text_batches import mask_token, pad, shorten, text_ids, token_label, vocabulary_labels
+from ..inference.text_batches import end_token, mask_token, pad, shorten, text_ids, token_label, vocabulary_labels
 from ..models.build import refuse_output
 from ..models.reader import PRESETS, Reader, ReaderConfig, first_of, mean_of
 from ..progress import track
@@ -49,6 +50,7 @@ from .explore_profile import ExploreProfile, Given, Prompt, TargetInput, example
 from .family import Family
 from .options import INPUT, REPEATABLE, Output, Target, TextOutput, Texts, TextTraceInput, TokenizerOptions
 from .predictions import BATCH, TOP_CLASSES, Prediction, check_texts, class_lines, class_row, classify, target_class
+from .runtime_examples import BEST, encoded, sessions, tokenizer_of
 
 Pool = Literal["mean", "class"]
 POOLS: dict[str, Any] = {"mean": mean_of, "class": first_of}
@@ -488,6 +490,39 @@ EXPLORE = ExploreProfile(
     target=_target,
     with_target=_trace_target,
 )
+
+
+def _graphs(model: Reader) -> list[Graph]:
+    output = {"states": "states", "pool": "vector"}.get(model.config.output, "logits")
+    return [Graph("model", MaskedText(model), masked_text(model.config.vocab), (output,))]
+
+
+def _example(run: Run, c: ReaderConfig) -> str:
+    """The class of a text, the token for a mask, or the vector of a text."""
+    tokenizer, output = run.tokenizer, c.output
+    before, after = ((end_token(tokenizer),), ()) if tokenizer.special is None else tokenizer.around
+    head = "import json\n\n" if output == "label" else ""
+    masked = (mask_token(tokenizer),) if output == "words" else ()
+    table = run.config.get(SECTION, {})
+    vector = "vector = states[0]\n" if table.get("pool") == "class" else "vector = states.mean(0)\n"
+    length = "vector /= np.linalg.norm(vector)\n" if table.get("normalize") else ""
+    name, shown = {
+        "label": ("logits", BEST),
+        "words": (
+            "logits",
+            f"print(tokenizer.decode([int(logits[-{1 + len(after)}, : {tokenizer.vocab}].argmax())]))\n",
+        ),
+        "pool": ("vector", f"{length}print(vector)\n"),
+        "states": ("states", f"{vector}{length}print(vector)\n"),
+    }[output]
+    return (
+        f"{head}import numpy as np\nimport onnxruntime\n{tokenizer_of(tokenizer)}{sessions('model')}"
+        f"tokens = np.array([{encoded(tokenizer, before, (*masked, *after), c.context)}])\n"
+        'mask = np.ones(tokens.shape, "int64")  # 0 would be padding\n'
+        f'{name} = model.run(None, {{"tokens": tokens, "mask": mask}})[0][0]\n{shown}'
+    )
+
+
 FAMILY = Family(
     name="reader",
     summary="a text to its class, or to its masked tokens",
@@ -528,4 +563,5 @@ FAMILY = Family(
     checkpoints=(BERT, ROBERTA),
     imported=imported,
     exported=exported,
+    runtime=RuntimeProfile(_graphs, _example),
 )

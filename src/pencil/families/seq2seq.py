@@ -15,10 +15,23 @@ from ..data.tables import pairs
 from ..data.tokenizers.tokenizer import Tokenizer
 from ..inference.attention_overlays import source_attention
 from ..inference.beam import Hypothesis
+from ..inference.graphs import (
+    Encoded,
+    Graph,
+    Input,
+    RuntimeProfile,
+    Step,
+    Translated,
+    gaussian,
+    source_text,
+    step_inputs,
+    text,
+)
 from ..inference.head_patterns import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, line, row, spread
 from ..inference.sampling import Sampling
 from ..inference.text_batches import (
     beam_targets,
+    end_token,
     greedy_targets,
     source_inputs,
     start_token,
@@ -28,7 +41,7 @@ from ..inference.text_batches import (
 )
 from ..inference.text_stream import stream
 from ..models.seq2seq import PRESETS, Seq2Seq, Seq2SeqConfig
-from ..runs.run import Loaded
+from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace, trace
 from ..tracing.loss import NONE, next_tokens
 from ..train.schedule import published_peak
@@ -65,6 +78,7 @@ from .options import (
     joined,
 )
 from .predictions import Text, check_texts, grouped
+from .runtime_examples import NEW_TOKENS, empty_cache, encoded, generated, sessions, tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -373,6 +387,34 @@ def _held_out(loaded: Loaded, task: Translation) -> list[Inputs]:
     return [(row(target), row(source)) for target, source in sides if min(len(target), len(source)) > 2]
 
 
+def _graphs(model: Seq2Seq) -> list[Graph]:
+    c = model.config
+    source = source_text(c.source_vocab or c.vocab)
+    store = (c.decoder_blocks, c.kv_head_count, c.head_width)
+    memory = Input((2, store[0], "batch", store[1], "source", store[2]), gaussian)
+    step = step_inputs(c.vocab, store) | {"memory": memory, "source_mask": source["source_mask"]}
+    return [
+        Graph("model", Translated(model), text(c.vocab) | source, ("logits",)),
+        Graph("encoder", Encoded(model), source, ("memory",)),
+        Graph("step", Step(model), step, ("logits", "present")),
+    ]
+
+
+def _example(run: Run, c: Seq2SeqConfig) -> str:
+    """A source and its target."""
+    tokenizer = run.tokenizer
+    before, after = ((), (end_token(tokenizer),)) if tokenizer.special is None else tokenizer.around
+    return (
+        f"import numpy as np\nimport onnxruntime\n{tokenizer_of(tokenizer)}{sessions('encoder', 'step')}"
+        f"source = np.array([{encoded(tokenizer, before, after, c.source_context)}])\n"
+        'source_mask = np.ones(source.shape, "int64")\n'
+        'memory = encoder.run(None, {"source": source, "source_mask": source_mask})[0]\n'
+        'read = {"memory": memory, "source_mask": source_mask}\n'
+        f"{empty_cache(c.decoder_blocks, c.kv_head_count, c.head_width)}"
+        f"{generated(tokenizer, f'[{start_token(tokenizer)}]', '[]', min(NEW_TOKENS, c.context - 1), ', **read')}"
+    )
+
+
 FAMILY = Family(
     name="seq2seq",
     summary="a text to another text",
@@ -404,4 +446,5 @@ FAMILY = Family(
     heads=HeadProfile(_attention_groups, _held_out, unit="pairs"),
     generates=True,
     checkpoints=(MARIAN, T5),
+    runtime=RuntimeProfile(_graphs, _example),
 )

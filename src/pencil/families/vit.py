@@ -19,6 +19,7 @@ from ..data.images.open_images import EMBEDDED
 from ..data.settings import IMAGE_SETTINGS, DataConfig, check_reading
 from ..files import read_json
 from ..inference.attention_overlays import class_attention
+from ..inference.graphs import Graph, Input, Plain, RuntimeProfile, gaussian
 from ..inference.head_patterns import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, held_out_images
 from ..models.vit import PRESETS, ViT, ViTConfig
 from ..runs.run import Loaded, Run
@@ -52,6 +53,7 @@ from .predictions import (
     read_pictures,
     target_class,
 )
+from .runtime_examples import BEST, pictures, sessions
 
 # Pillow's numbers
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
@@ -380,6 +382,22 @@ EXPLORE = ExploreProfile(
         loaded, prompt.given["picture"], target_class(loaded, target)
     ),
 )
+
+
+def _graphs(model: ViT) -> list[Graph]:
+    c = model.config
+    picture = {"picture": Input(("batch", c.channels, *c.image_size), gaussian)}
+    return [Graph("model", Plain(model), picture, ("logits",))]
+
+
+def _example(run: Run, c: ViTConfig) -> str:
+    """The class of a picture."""
+    return (
+        f"import json\n\nimport onnxruntime\n{sessions('model')}{pictures(run, c)}"
+        f'logits = model.run(None, {{"picture": pixels("picture.png")}})[0][0]\n{BEST}'
+    )
+
+
 FAMILY = Family(
     name="vit",
     summary="an image to its class",
@@ -414,4 +432,5 @@ FAMILY = Family(
     checkpoints=(VIT, DEIT, TIMM_VIT),
     imported=imported,
     exported=exported,
+    runtime=RuntimeProfile(_graphs, _example),
 )

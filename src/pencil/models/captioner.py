@@ -321,7 +321,7 @@ class Captioner(Shown, nn.Module):
         """The patches with the delimiters around them."""
         if self.marks is None:
             return x
-        marks = [mark.to(x.dtype).expand(len(x), 1, -1) for mark in self.marks[:, None]]
+        marks = [mark.to(x.dtype).expand(x.shape[0], 1, -1) for mark in self.marks[:, None]]
         return torch.cat((*marks[: self.config.begin_marks], x, *marks[self.config.begin_marks :]), 1)
 
 

@@ -288,7 +288,7 @@ class DiT(Shown, nn.Module):
         x = probe("input", x)
         groups, spans = groupings(c, x.device), []
         for group, inner in zip(groups, (probe / "positions", probe / "positions" / "next"), strict=False):
-            span = here if group is None else group.within(here, len(x))
+            span = here if group is None else group.within(here, x.shape[0])
             spans.append(span.under(self.mask, partial(self.positions.bias, probe=inner)))
         for i, block in enumerate(self.blocks):
             group, span = groups[i % len(groups)], spans[i % len(groups)]

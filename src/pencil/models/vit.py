@@ -179,7 +179,7 @@ class ViT(Shown, nn.Module):
     def with_tokens(self, patches: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:
         """The patches after the class token and the registers, where there are any."""
         first = [token for token in (self.class_token, self.registers) if token is not None]
-        first = [token.to(patches.dtype).expand(len(patches), -1, -1) for token in first]
+        first = [token.to(patches.dtype).expand(patches.shape[0], -1, -1) for token in first]
         return torch.cat((*first, patches), 1) if first else patches
 
     def resized(self, image_size: tuple[int, int]) -> "ViT":

@@ -99,3 +99,17 @@ A model for {library}, {EXPORTED} {__version__} from the run `{source}`.{first}
 {loading}
 ```
 {PREPARED.format(pictures=pictures) if pictures else ""}"""
+
+
+def onnx_card(path: Path, source: Path, example: str, quantize: str | None) -> str:
+    """What the ONNX files are, and the lines of Python that use them, in their folder."""
+    rounded = f", with matrices in {quantize}" if quantize else ""
+    return f"""# {path.name}
+
+ONNX files, {EXPORTED} {__version__} from the run `{source}`{rounded}. Numbers of rows and of tokens
+may be any. In a mask 1 is a token and 0 is padding. The metadata of each file has the labels, how pictures are
+prepared and what the tokenizer is, as JSON. In this folder:
+
+```python
+{example}```
+"""

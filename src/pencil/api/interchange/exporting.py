@@ -4,13 +4,17 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from ...config import UserError
+from ...data.images.picture_code import picture_code
 from ...data.tokenizers.export import tokenizer_files
 from ...data.tokenizers.hf_tokenizers import LibraryTokenizer
 from ...data.tokenizers.tokenizer import Tokenizer
 from ...families.family import Family, family
+from ...families.predictions import transform_of
 from ...files import LOCK, beside, locked, read_text, sweep_folders
 from ...models.build import check_finite
 from ...runs.run import Run
@@ -20,15 +24,17 @@ from ..loading import load_model, open_run
 from ..original import CONFIG, GENERATION, MADE, OLDER, TEMPLATE, TOKENIZER, TOKENS, origin_of, read_original
 from .card import EXPORTED, exported_card
 from .importing import stored_dtype
-from .picture_code import picture_code_of
+from .onnx_export import onnx_files, write_onnx
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "diffusers": "diffusers"}
+TARGETS = (*LIBRARIES, "onnx")
 WEIGHTS = {"diffusers": "diffusion_pytorch_model.safetensors"}
 # every file and folder that an export writes
 WRITTEN = frozenset(
     "README.md config.json model.safetensors diffusion_pytorch_model.safetensors tokenizer.json tokenizer_config.json "
     "special_tokens_map.json generation_config.json preprocessor_config.json chat_template.jinja spiece.model "
-    "source.spm target.spm vocab.json modules.json 1_Pooling sentence_bert_config.json".split()
+    "source.spm target.spm vocab.json modules.json 1_Pooling sentence_bert_config.json "
+    "model.onnx step.onnx encoder.onnx weights.bin".split()
 )
 CLASS, IMAGE_PROCESSOR = "tokenizer_class", "preprocessor_config.json"
 Notify = Callable[[str], None]
@@ -56,46 +62,51 @@ def expressed(record: Family, config: Any, library: str, first: str = "") -> tup
     raise UserError("; ".join(f"{fault} {', '.join(names)}".rstrip() for fault, names in faults.items()))
 
 
+class Export(NamedTuple):
+    """What an export writes: files by name, then its weights; and what the user should know of it."""
+
+    files: dict[str, bytes]
+    write: Callable[[Any, Path], str]  # of the model, into the folder; a sentence about it
+    notes: list[str]
+
+
 def export_run(
     path: str | Path,
     to: str,
     *,
     out: Path | None = None,
     dtype: str | None = None,
+    quantize: str | None = None,
     force: bool = False,
     notify: Notify = lambda line: None,
 ) -> Path:
     """Write a run as a folder that a library loads; nothing is left behind unless all of it fits."""
-    if to not in LIBRARIES:
-        raise UserError(f"--to is one of {', '.join(LIBRARIES)}, not {to}")
-    run, library, requested_dtype = open_run(path), LIBRARIES[to], stored_dtype(dtype)
+    if to not in TARGETS:
+        raise UserError(f"--to is one of {', '.join(TARGETS)}, not {to}")
+    run, requested_dtype = open_run(path), stored_dtype(dtype)
     record = family(run.family)
     config = record.read_config(run.config["model"])
-    try:
-        origin = origin_of(run)
-        architecture, described = expressed(record, config, library, origin["from_architecture"] or "")
-    except UserError as error:
-        raise UserError(f"{run.path} cannot be exported to {library}: {error}") from None
     folder = out or Path("exports") / f"{run.path.name}-{to}"
+    if to in LIBRARIES:
+        if quantize is not None:
+            raise UserError(f"--quantize is for --to onnx: leave it out, or with --to {to} choose a --dtype")
+        export = checkpoint_export(run, record, config, LIBRARIES[to], folder)
+    else:
+        if requested_dtype not in (None, torch.float32):
+            raise UserError("--to onnx writes float32: leave --dtype out; --quantize int8 makes the files smaller")
+        export = onnx_export(run, record, config, folder, quantize, notify)
     check_folder(folder, force)
-    files, notes = files_beside(run, record, config, architecture, described)
     model = load_model(run, dtype=requested_dtype)
     check_finite(model.state_dict().items())
-    kind = (described.get("architectures") or [described.get("_class_name", "")])[0]
-    code = "" if IMAGE_PROCESSOR in files or architecture.library != "transformers" else picture_code_of(run, config)
-    files["README.md"] = exported_card(folder, run.path, library, kind, origin, code).encode()
     sweep_folders(folder)
     aside = beside(folder)
     try:
         aside.mkdir(parents=True)
         with locked(aside, f"{aside} is being written by another process"):
-            for name, content in files.items():
+            for name, content in export.files.items():
                 (aside / name).parent.mkdir(exist_ok=True)
                 (aside / name).write_bytes(content)
-            empty, tensors = skeleton(architecture.model, config).state_dict(), model.state_dict()
-            shapes = {name: tuple(t.shape) for name, t in write(architecture, empty, config)}
-            weights, stored = aside / WEIGHTS.get(library, "model.safetensors"), next(iter(tensors.values())).dtype
-            write_tensors(weights, shapes, stored, write(architecture, tensors, config), {"format": "pt"})
+            written = export.write(model, aside)
         (aside / LOCK).unlink(missing_ok=True)
         put_folder(aside, folder)
     except OSError as error:
@@ -104,10 +115,43 @@ def export_run(
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    for note in notes:
+    for note in export.notes:
         notify(note)
-    notify(f"{folder}: {architecture.name} for {library}, {sum(p.numel() for p in model.parameters()):,} parameters")
+    notify(f"{folder}: {written}, {sum(p.numel() for p in model.parameters()):,} parameters")
     return folder
+
+
+def checkpoint_export(run: Run, record: Family, config: Any, library: str, folder: Path) -> Export:
+    """A checkpoint of a library; refused by what it does not have."""
+    try:
+        origin = origin_of(run)
+        architecture, described = expressed(record, config, library, origin["from_architecture"] or "")
+    except UserError as error:
+        raise UserError(f"{run.path} cannot be exported to {library}: {error}") from None
+    files, notes = files_beside(run, record, config, architecture, described)
+    kind = (described.get("architectures") or [described.get("_class_name", "")])[0]
+    pictures = architecture.library == "transformers" and hasattr(config, "image_size")
+    code = picture_code(transform_of(run, config)) if pictures and IMAGE_PROCESSOR not in files else ""
+    files["README.md"] = exported_card(folder, run.path, library, kind, origin, code).encode()
+
+    def write_checkpoint(model: Any, aside: Path) -> str:
+        empty, tensors = skeleton(architecture.model, config).state_dict(), model.state_dict()
+        shapes = {name: tuple(t.shape) for name, t in write(architecture, empty, config)}
+        weights, stored = aside / WEIGHTS.get(library, "model.safetensors"), next(iter(tensors.values())).dtype
+        write_tensors(weights, shapes, stored, write(architecture, tensors, config), {"format": "pt"})
+        return f"{architecture.name} for {library}"
+
+    return Export(files, write_checkpoint, notes)
+
+
+def onnx_export(run: Run, record: Family, config: Any, folder: Path, quantize: str | None, notify: Notify) -> Export:
+    """Its forward passes as ONNX files."""
+
+    def write_graphs(model: Any, aside: Path) -> str:
+        write_onnx(run, record, model, aside, quantize, notify)
+        return "ONNX"
+
+    return Export(onnx_files(run, record, config, folder, quantize), write_graphs, [])
 
 
 def check_folder(folder: Path, force: bool) -> None:

@@ -1,24 +1,6 @@
 """Python for a README that brings a picture to what a run reads, with Pillow and NumPy alone."""
 
-from typing import Any
-
-from ...config import build
-from ...data.images.augment import BARS, ImageTransform
-from ...data.settings import DataConfig, image_transform
-from ...runs.run import Run
-
-
-def transform_of(run: Run, config: Any) -> ImageTransform | None:
-    """How a run brings a picture to its size; None for a model that reads none."""
-    if getattr(config, "image_size", None) is None:
-        return None
-    return image_transform(config.image_size, config.channels, build(DataConfig, run.config.get("data") or {}, "data."))
-
-
-def picture_code_of(run: Run, config: Any) -> str:
-    """The code of `picture_code` for a run; empty where it reads no pictures."""
-    transform = transform_of(run, config)
-    return "" if transform is None else picture_code(transform)
+from .augment import BARS, ImageTransform
 
 
 def picture_code(transform: ImageTransform) -> str:
@@ -48,7 +30,7 @@ def picture_code(transform: ImageTransform) -> str:
 
 
 def _fit(transform: ImageTransform) -> list[str]:
-    """The lines that bring the image to its size, as `data/images/augment.py` does."""
+    """The lines that bring the image to its size, as `augment.py` does."""
     height, width = transform.size
     if transform.resize is not None:
         return [
