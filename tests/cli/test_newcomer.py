@@ -80,7 +80,6 @@ def test_every_setting_without_its_section(fails, name):
     (["resume", "RUN", "--steps", 7], "did you mean --train.steps?"),
     (["shapes", "gpt:nano", "--depth", 3], "did you mean --model.depth?"),
     (["sample", "RUN", "--temprature", 1], "did you mean --temperature?"),
-    (["predict", "RUN"], "predict is not a command; did you mean sample?"),
     (["evaluate", "RUN"], "did you mean eval?"),
 ])  # fmt: skip
 def test_other_words_for_it(fails, run, words, meant):

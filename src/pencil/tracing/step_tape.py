@@ -185,17 +185,19 @@ class StepTape(Tape):
         self, parts: Mapping[Tensor, Sequence[int]], weights: list[Tensor], name: str, stack: Tensor
     ) -> None:
         """Name each matrix of a stack on Muon's way: it gets a node of its own, and the stack is made of these."""
-        by_memory = {memory_of(p): p for p in self.parameters}
         node = int(self.resolve(self.node_of(stack), np.arange(1))[0][0])
         n, strides = self.nodes[node], row_major(stack.shape)
         if n.shape != stack.shape or n.moves:
             return
         named = []
         for i, weight in enumerate(weights):
-            p = by_memory[memory_of(weight)]
+            # loaded weights may lie in one storage, so a weight is found by its place in memory
+            p = next(p for p in self.parameters if 0 <= weight.data_ptr() - p.data_ptr() < p.nbytes)
             full = f"{MUON}{self.parameters[p]}"
             if len(weight) < len(p):  # a part of a joined matrix, of queries, keys or values
-                which = list(accumulate(parts[p], initial=0)).index(weight.storage_offset() // p.stride(0))
+                which = list(accumulate(parts[p], initial=0)).index(
+                    (weight.data_ptr() - p.data_ptr()) // (p.stride(0) * p.itemsize)
+                )
                 full += f".{'qkv'[which] if len(parts[p]) == 3 else which}"
             with off():
                 own = self._add(stack[i], n.op, n.kind, of_one(n.plan, i), f"{full}.{name}")
