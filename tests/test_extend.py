@@ -27,7 +27,9 @@ from test_docs import ROOT, SHORT, blocks, commands, sandbox, words_of  # noqa: 
 
 PAGE = ROOT / "docs" / "guides" / "extend.md"
 DRIVER = """
-import json, sys
+import json, os, sys
+import uvicorn
+from starlette.testclient import TestClient
 from pencil.cli.main import main
 from pencil.explore.attention_views import attention, light
 from pencil.explore.cells import contributions, receipt
@@ -44,6 +46,15 @@ def explore(run=None):
     start = outline(session, key)["start"]
     assert receipt(session, key, start)["agrees"]
     attention(session, key), light(session, key), contributions(session, key, start)
+
+def ask(server, sockets):
+    '''What the server would answer, were it not for the network.'''
+    with TestClient(server.config.app, base_url=f"http://127.0.0.1:{sockets[0].getsockname()[1]}") as client:
+        (model,) = client.get("/v1/models").raise_for_status().json()["data"]
+        if model["id"] == "ker":
+            print(client.post("/v1/completions", json={"model": "ker", "prompt": "the"}).raise_for_status().json())
+
+uvicorn.Server.run, os._exit = ask, print
 
 for code, *words in json.loads(sys.argv[1]):
     print("$", *words, flush=True)
@@ -65,6 +76,7 @@ VERBS = {
         ("cost", "mixer:wide", "--json"), ("trace", "runs/mix", *RECEIPT), ("why", "runs/mix", "logits[0,1]", *RECEIPT),
         ("show", "runs/mix", "logits", *RECEIPT), ("trace", "runs/mix", "--out", "mix.safetensors", *RECEIPT),
         ("diff", "mix.safetensors", "mix.safetensors"), ("walk", "004", "--run", "runs/mix", *RECEIPT),
+        ("predict", "runs/mix", "cat.png", "--out", "mix.csv"), ("serve", "runs/mix", "--port", "0"),
     ],
     "kerple": [
         ("train", "gpt", "--data", "notes.txt", "--model.positions", "kerple", "--name", "ker"),
@@ -78,6 +90,8 @@ VERBS = {
         ("trace", "runs/ker", "--out", "ker.safetensors", "--input", "the"), ("diff", "ker.safetensors", "ker.safetensors"),
         ("heads", "runs/ker"), ("walk", "003", "--run", "runs/ker", "--input", "the"), ("explore", "runs/ker"),
         ("explore", "runs/ker-captioner"),
+        ("predict", "runs/ker-seq2seq", "notes.txt", "--out", "ker.csv", "--max-new-tokens", "3"),
+        ("serve", "runs/ker", "--port", "0"),
     ],
     "po": [
         ("train", "seq2seq", "--data", "app.po", "--name", "po"), ("resume", "runs/po", "--train.steps", "3"),
@@ -86,6 +100,7 @@ VERBS = {
         ("diff", "po.safetensors", "po.safetensors"), ("why", "runs/po", "logits[0,0,1]", "--input", "Open"),
         ("show", "runs/po", "logits", "--input", "Open"), ("heads", "runs/po"), ("explore", "runs/po"),
         ("walk", "003", "--run", "runs/po", "--input", "Open"),
+        ("predict", "runs/po", "notes.txt", "--out", "po.csv", "--max-new-tokens", "3"), ("serve", "runs/po", "--port", "0"),
     ],
 }  # fmt: skip
 # the same of those that are a part of a model, or a rule
@@ -109,7 +124,7 @@ PARTS = {
 REFUSED = {
     "mixer": [("export", "runs/mix", "--to", "timm"), ("explore", "runs/mix", "--no-browser"), ("heads", "runs/mix"),
               ("embed", "runs/mix", "--prompt", "a")],
-    "kerple": [("export", "runs/ker", "--to", "hf")],
+    "kerple": [("export", "runs/ker", "--to", "hf"), ("predict", "runs/ker", "notes.txt", "--out", "ker.csv")],
     "po": [("export", "runs/po", "--to", "hf"), ("embed", "runs/po", "--prompt", "a")],
     "typical": [("sample", "runs/ker", "--prompt", "the", "--typical-p", "2"),
                 ("sample", "runs/typical", "--source", "1 May 2020", "--beams", "2", "--typical-p", "0.5")],
@@ -224,7 +239,7 @@ def test_every_verb_takes_a_family_without_attention(mixer, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save("cat.png")
     for words in VERBS["mixer"]:
-        if words[0] in ("resume", "eval"):  # of any image classifier: with the rest, in the long form
+        if words[0] in ("resume", "eval", "serve"):  # of any image classifier: with the rest, in the long form
             continue
         done = call(*words, *([*SHORT, "--model.width", 6, "--model.depth", 1] if words[0] == "train" else []))
         if words[:2] == ("cost", "mixer:nano"):

@@ -150,7 +150,8 @@ class StepTape(Tape):
         self.name_parameter_gradients(own)
         parts: Mapping[Tensor, Sequence[int]] = getattr(optimizer, "parts", {})
         shapes = [(rows, p.shape[1]) for p in own if p.ndim == 2 for rows in parts.get(p, p.shape[:1])]
-        self._numbers = numbers_of(optimizer, shapes)
+        with off():  # the number of the step is read here, which is no part of the update
+            self._numbers = numbers_of(optimizer, shapes)
         if isinstance(left_out := getattr(optimizer, "found_inf", None), Tensor):
             self.name(left_out, "left_out")  # 1 where an update is not made, since it is not finite
         for p in own:

@@ -31,7 +31,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     found_inf: Tensor | None = None
-    watch: "Watch | None" = None  # is told of each stack of matrices on its way, and of the weights they belong to
+    watch: "Watch | None" = None  # called with each stack of matrices on its way, and the weights they belong to
 
     def __init__(
         self,
