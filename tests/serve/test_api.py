@@ -296,3 +296,39 @@ def test_beyond_this_machine_every_request_needs_the_token():
 def test_a_run_without_a_template_is_no_partner_for_a_chat():
     with server() as running, pytest.raises(openai.BadRequestError, match="has no chat template"):
         client(running).chat.completions.create(model=NAME, messages=[{"role": "user", "content": "x"}])
+
+
+@pytest.mark.long
+def test_generated_requests_of_the_document_make_no_server_error(served):
+    """schemathesis: requests that the OpenAPI document allows, and some that it does not."""
+    import schemathesis
+    from hypothesis import HealthCheck, Phase, given, settings
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.generation import GenerationMode
+
+    schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    schema.config.generation.update(modes=list(GenerationMode))
+    for result in schema.get_all_operations():
+        operation = result.ok()
+
+        @given(case=operation.as_strategy())
+        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+        def asks(case):
+            case.call_and_validate(base_url=served.url, checks=[not_a_server_error])
+
+        asks()
+
+
+@pytest.mark.long
+def test_four_hundred_silent_connections_and_large_bodies_hold_up_nobody(served):
+    silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(400)]
+    try:
+        for i, one in enumerate(silent):
+            one.sendall(b"POST /v1/completions HT" if i % 2 else b"GET /healthz HTTP/1.1\r\nHost: ")
+        for _ in range(7):
+            assert ask(served, "POST", "/v1/completions", raw="x" * 3_000_000)[0] == 413
+            assert ask(served, "GET", "/healthz")[0] == 200
+        assert complete(served, max_tokens=2)[0] == 200
+    finally:
+        for one in silent:
+            one.close()

@@ -98,17 +98,26 @@ def serve(
         server = server_for(api, listening.getsockname()[1], token, lan, drain, debug)
         print(f"http://{listening.getsockname()[0]}:{listening.getsockname()[1]}/v1", flush=True)
         # uvicorn ends first, and raises the signal again
-        signal.signal(signal.SIGTERM, lambda number, frame: None)
-        server.run(sockets=[listening])
+        before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+        try:
+            server.run(sockets=[listening])
+        finally:
+            signal.signal(signal.SIGTERM, before)
     except KeyboardInterrupt:
         pass
     except SystemExit:  # so uvicorn ends where it cannot start
         raise UserError("the server could not start; --debug shows why") from None
     finally:
         listening.close()
+    _end()
+    return 0
+
+
+def _end() -> None:
+    """End at once: taking torch apart takes Python seconds, and nothing is left to write."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # taking torch apart takes Python seconds
+    os._exit(0)
 
 
 def _token(path: Path | None) -> str | None:

@@ -15,7 +15,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import uvicorn
@@ -28,6 +28,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
+from ..explore.requests import Refused
+from ..explore.uploads import Pictures
+from ..families.predictions import input_transform
 from ..runs.run import Loaded
 from ..web_server import DeadlineProtocol
 from .chat import Templates
@@ -45,10 +48,11 @@ from .openai_format import (
     parse,
     to_json,
 )
+from .vectors_and_classes import classes, embeddings, format_of, inputs_of, picture
 from .worker import Mailbox, Worker
 
 HEADER_SECONDS, BODY_SECONDS = 10.0, 30.0  # for the headers and the body of a request to arrive
-BODY_BYTES = 1 << 20  # of a request; with pictures ten times as many
+BODY_BYTES, PICTURE_BYTES = 1 << 20, 16 << 20  # of a request, and of one with pictures
 MOST_CONNECTIONS = 1000
 MOST_RECEIPTS = 256  # of the latest answers
 LONG_BODY = 10_000  # bytes from which a request is read in a thread, so that others are answered meanwhile
@@ -85,7 +89,7 @@ class Api:
     def __init__(self, served: Sequence[Served], seconds: float, debug: bool = False, log_prompts: bool = False):
         self.served = {one.name: one for one in served}
         self.metrics = Metrics({one.name: one.worker for one in served})
-        self.templates = Templates()
+        self.templates, self.pictures = Templates(), Pictures()
         self.receipts: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.stopping = False
         self._seconds, self._debug, self._log_prompts = seconds, debug, log_prompts
@@ -202,6 +206,25 @@ class Api:
             raise RequestError(f"{served.name} is a {served.loaded.run.family}, which does not continue texts",
                                field="model")  # fmt: skip
         return served.loaded.tokenizer, served.worker.engine.context
+
+    # ---- vectors and classes
+
+    async def embeddings(self, request: Request) -> Response:
+        data, served = await self._asked(request)
+        texts, form = inputs_of(data), format_of(data)
+        return reply(await served.worker.call(lambda: embeddings(served.loaded, served.name, texts, form)))
+
+    async def classify(self, request: Request) -> Response:
+        data, served = await self._asked(request, PICTURE_BYTES)
+        given = inputs_of(data)
+        inputs: list[Any] = list(given)
+        if hasattr(served.loaded.model.config, "image_size"):
+            transform = asdict(input_transform(served.loaded))
+            try:
+                inputs = [picture(await self.pictures.read(one, transform)) for one in given]
+            except Refused as error:
+                raise RequestError(str(error), error.status, "input") from None
+        return reply(await served.worker.call(lambda: classes(served.loaded, served.name, inputs)))
 
     # ---- the rest
 
@@ -369,6 +392,8 @@ class Guard:
 ROUTES: dict[str, tuple[str, str]] = {
     "/v1/completions": ("POST", "completions"),
     "/v1/chat/completions": ("POST", "chat"),
+    "/v1/embeddings": ("POST", "embeddings"),
+    "/v1/classify": ("POST", "classify"),
     "/v1/models": ("GET", "models"),
     "/v1/models/{name:path}": ("GET", "model"),
     "/receipts/{id}": ("GET", "receipt"),
@@ -390,6 +415,7 @@ def application(api: Api, port: int, token: str | None = None, lan: bool = False
             yield
         finally:
             await api.templates.close()
+            await api.pictures.close()
             for one in api.served.values():
                 one.worker.stop()
 

@@ -26,7 +26,13 @@ def document(models: Sequence[str], version: str) -> dict[str, Any]:
     common = {"stop": STOP, "logit_bias": BIAS, "stream_options": USAGE}
     completion = _body(models, "prompt", PROMPT, COMPLETION_FIELDS, common)
     chat = _body(models, "messages", MESSAGES, CHAT_FIELDS, common)
+    texts = {"oneOf": [{"type": "string", "minLength": 1},
+                       {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1,
+                        "maxItems": MOST_PROMPTS}]}  # fmt: skip
+    form = {"encoding_format": {"type": "string", "enum": ["float", "base64"]}}
     paths = {
+        "/v1/embeddings": {"post": _asked("The vectors of texts.", _body(models, "input", texts, {}, form))},
+        "/v1/classify": {"post": _asked("The classes of texts or pictures.", _body(models, "input", texts, {}, {}))},
         "/v1/completions": {"post": _asked("Continue a text.", completion)},
         "/v1/chat/completions": {"post": _asked("Answer messages, by the run's own template.", chat)},
         "/v1/models": {"get": _given("The runs that are served.")},

@@ -1,0 +1,88 @@
+"""Vectors and classes over HTTP: the numbers of the models themselves, one input at a time."""
+
+import base64
+import io
+import json
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import openai
+import pytest
+import torch
+from PIL import Image
+from serving import NAME, client, server
+from test_api import ask
+
+import pencil
+from pencil.data.tokenizers.tokenizer import ByteTokenizer
+from pencil.models.reader import Reader, ReaderConfig
+from pencil.models.vit import ViT, ViTConfig
+from pencil.runs.run import Loaded
+from pencil.serve.app import Served
+from pencil.serve.worker import Worker
+
+NAMES = ["cat", "dog", "owl"]
+
+
+@contextmanager
+def serving(model, tokenizer, family):
+    """A server with one more model."""
+    run = SimpleNamespace(family=family, config={"run": {"classes": NAMES}}, path=NAME)
+    with server() as running:
+        loaded, worker = Loaded(model.eval(), tokenizer, run), Worker("other")
+        worker.start(None)
+        running.api.served["other"] = Served("other", loaded, worker)
+        try:
+            yield running, loaded
+        finally:
+            worker.stop()
+
+
+def post(served, path, **body):
+    status, _, content = ask(served, "POST", path, {"model": "other"} | body)
+    return status, json.loads(content)
+
+
+def test_vectors_and_classes_of_texts():
+    torch.manual_seed(1)
+    model = Reader(ReaderConfig(vocab=258, context=31, width=30, depth=1, heads=3, classes=3))
+    with serving(model, ByteTokenizer(ended=True), "reader") as (served, loaded):
+        texts = ["a bad film", "good"]
+        expected = [pencil.embed(model, text, tokenizer=loaded.tokenizer).numpy() for text in texts]
+        for options in ({}, {"encoding_format": "float"}):  # the client itself asks for base64
+            got = client(served).embeddings.create(model="other", input=texts, **options)
+            for one, row in zip(got.data, expected, strict=True):
+                assert np.array_equal(np.array(one.embedding, np.float32), row)
+        assert got.usage.prompt_tokens == 11 + 5
+        status, answer = post(served, "/v1/classify", input=texts)
+        assert status == 200
+        for one, text in zip(answer["data"], texts, strict=True):
+            theirs = pencil.predict(model, text, tokenizer=loaded.tokenizer, classes=NAMES)
+            assert (one["label"], one["probability"]) == (theirs.label, pytest.approx(theirs.probability))
+            assert len(one["classes"]) == 3
+        for bad in ({"input": []}, {"input": [""]}, {"input": "a", "dimensions": 2}, {"input": 3}):
+            assert post(served, "/v1/embeddings", **bad)[0] == 400
+        with pytest.raises(openai.BadRequestError, match="does not continue texts"):
+            client(served).completions.create(model="other", prompt="a")
+        with pytest.raises(openai.BadRequestError, match="gives no vector"):
+            client(served).embeddings.create(model=NAME, input="a")
+
+
+def test_classes_of_pictures():
+    torch.manual_seed(1)
+    model = ViT(ViTConfig(image_size=(6, 10), channels=3, patch=(2, 5), classes=3, width=30, depth=1, heads=3))
+    pixels = np.random.default_rng(3).integers(0, 255, (6, 10, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    with serving(model, None, "vit") as (served, _):
+        status, answer = post(served, "/v1/classify", input=url)
+        assert status == 200, answer
+        theirs = pencil.predict(model, pixels, classes=NAMES)
+        assert answer["data"][0]["label"] == theirs.label
+        assert answer["data"][0]["probability"] == pytest.approx(theirs.probability)
+        for bad in ("not a picture", "data:image/png;base64,AAAA", url[:60]):
+            status, answer = post(served, "/v1/classify", input=bad)
+            assert status in (400, 415)
+            assert "/" not in answer["error"]["message"].replace("PNG, JPEG", "")
