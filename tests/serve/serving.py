@@ -58,11 +58,11 @@ def tokens_of(one):
 
 
 @contextmanager
-def server(engine=None, template=None, seconds=HANG_SECONDS, token=None, lan=False, **sizes):
+def server(engine=None, template=None, seconds=HANG_SECONDS, token=None, lan=False, others=(), **sizes):
     """The server in a thread of this process; gives its port, its Api and its engine."""
     engine = engine or small_engine(**sizes)
     loaded = Loaded(engine.model, engine.tokenizer, SimpleNamespace(family="gpt"))
-    api = Api([Served(NAME, loaded, Worker(NAME, engine), template)], seconds)
+    api = Api([Served(NAME, loaded, Worker(NAME, engine), template), *others], seconds)
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
     running = server_for(api, port, token, lan, drain=HANG_SECONDS)

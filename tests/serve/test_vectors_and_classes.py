@@ -29,14 +29,9 @@ NAMES = ["cat", "dog", "owl"]
 def serving(model, tokenizer, family):
     """A server with one more model."""
     run = SimpleNamespace(family=family, config={"run": {"classes": NAMES}}, path=NAME)
-    with server() as running:
-        loaded, worker = Loaded(model.eval(), tokenizer, run), Worker("other")
-        worker.start(None)
-        running.api.served["other"] = Served("other", loaded, worker)
-        try:
-            yield running, loaded
-        finally:
-            worker.stop()
+    loaded = Loaded(model.eval(), tokenizer, run)
+    with server(others=[Served("other", loaded, Worker("other"))]) as running:
+        yield running, loaded
 
 
 def post(served, path, **body):
@@ -63,10 +58,15 @@ def test_vectors_and_classes_of_texts():
             assert len(one["classes"]) == 3
         for bad in ({"input": []}, {"input": [""]}, {"input": "a", "dimensions": 2}, {"input": 3}):
             assert post(served, "/v1/embeddings", **bad)[0] == 400
+        for path in ("/v1/embeddings", "/v1/classify"):
+            status, answer = post(served, path, input=["a", "b" * 31])
+            assert status == 400
+            assert "32 tokens and the context is 31" in answer["error"]["message"]
         with pytest.raises(openai.BadRequestError, match="does not continue texts"):
             client(served).completions.create(model="other", prompt="a")
         with pytest.raises(openai.BadRequestError, match="gives no vector"):
             client(served).embeddings.create(model=NAME, input="a")
+        assert "without classes" in post(served, "/v1/classify", model=NAME, input="a")[1]["error"]["message"]
 
 
 def test_classes_of_pictures():

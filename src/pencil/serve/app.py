@@ -30,12 +30,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import __version__
 from ..explore.requests import Refused
 from ..explore.uploads import Pictures
+from ..families.family import family
 from ..families.predictions import input_transform
 from ..runs.run import Loaded
 from ..web_server import DeadlineProtocol
 from .chat import Templates
 from .engine import Continuation, Piece
-from .errors import RequestError
+from .errors import TOO_LONG, RequestError
 from .metrics import Metrics
 from .openai_document import document
 from .openai_format import (
@@ -48,7 +49,7 @@ from .openai_format import (
     parse,
     to_json,
 )
-from .vectors_and_classes import classes, embeddings, format_of, inputs_of, picture
+from .vectors_and_classes import class_of, classes, embeddings, format_of, inputs_of, picture, vector_of
 from .worker import Mailbox, Worker
 
 HEADER_SECONDS, BODY_SECONDS = 10.0, 30.0  # for the headers and the body of a request to arrive
@@ -212,19 +213,42 @@ class Api:
     async def embeddings(self, request: Request) -> Response:
         data, served = await self._asked(request)
         texts, form = inputs_of(data), format_of(data)
-        return reply(await served.worker.call(lambda: embeddings(served.loaded, served.name, texts, form)))
+        if family(served.loaded.run.family).embed is None:
+            raise RequestError(f"{served.name} is a {served.loaded.run.family}, which gives no vector of a text",
+                               field="model")  # fmt: skip
+        found = await self._each(request, served, texts, lambda text: vector_of(served.loaded, text))
+        return reply(embeddings(served.name, found, form))
 
     async def classify(self, request: Request) -> Response:
         data, served = await self._asked(request, PICTURE_BYTES)
-        given = inputs_of(data)
+        given, config = inputs_of(data), served.loaded.model.config
+        explore = family(served.loaded.run.family).explore
+        if explore is None or explore.output(served.loaded) != "classes":
+            raise RequestError(f"{served.name} is a {served.loaded.run.family} without classes", field="model")
         inputs: list[Any] = list(given)
-        if hasattr(served.loaded.model.config, "image_size"):
+        if hasattr(config, "image_size"):
             transform = asdict(input_transform(served.loaded))
             try:
                 inputs = [picture(await self.pictures.read(one, transform)) for one in given]
             except Refused as error:
                 raise RequestError(str(error), error.status, "input") from None
-        return reply(await served.worker.call(lambda: classes(served.loaded, served.name, inputs)))
+        found = await self._each(request, served, inputs, lambda one: class_of(served.loaded, one))
+        return reply(classes(served.name, found))
+
+    async def _each(
+        self, request: Request, served: Served, inputs: Sequence[Any], compute: Callable[[Any], Any]
+    ) -> list[Any]:
+        """What a model says of each input: one at a time, so that requests take turns and a long one holds up none."""
+        found = []
+        try:
+            async with asyncio.timeout(self._seconds):
+                for one in inputs:
+                    if await request.is_disconnected():
+                        raise ClientDisconnect
+                    found.append(await served.worker.call(lambda one=one: compute(one)))
+        except TimeoutError:
+            raise RequestError(TOO_LONG, 504) from None
+        return found
 
     # ---- the rest
 

@@ -24,7 +24,7 @@ from ..device import free_memory
 from ..inference.sampling import NOT_FINITE
 from ..inference.text_stream import TextStream
 from ..models.gpt import GPT
-from .errors import RequestError
+from .errors import TOO_LONG, RequestError
 from .row_sampling import RowRules, Rules
 from .tile import Newest, Tile, steady
 
@@ -214,7 +214,7 @@ class Engine:
             if one.cancelled:
                 return RequestError("the request was cancelled", 499)
             if one.deadline < now:
-                return RequestError("the request took longer than the server's --seconds; ask for less, or later", 504)
+                return RequestError(TOO_LONG, 504)
             return None
 
         for one in list(self.queue):

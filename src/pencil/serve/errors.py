@@ -4,6 +4,7 @@ from typing import Any
 
 from ..config import UserError
 
+TOO_LONG = "the request took longer than the server's --seconds; ask for less, or later"
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 

@@ -1,4 +1,4 @@
-"""Vectors of texts, and classes of texts and pictures. Each input is computed by itself, so no other changes its answer.
+"""Vectors of texts, and classes of texts and pictures: each input by itself, so that no other changes its answer.
 
 In one batch with others a text would be padded to the longest of them, which changes the last bits of its numbers.
 """
@@ -47,15 +47,28 @@ def format_of(data: Mapping[str, Any]) -> str:
     return form
 
 
-def embeddings(loaded: Loaded, model: str, texts: Sequence[str], form: str) -> dict[str, Any]:
-    """The answer of /v1/embeddings."""
+def vector_of(loaded: Loaded, text: str) -> tuple[np.ndarray, int]:
+    """The vector of one text, and how many tokens it has; a text that the model would not read whole is refused."""
     try:
-        vectors_of, how = embedder(loaded.run.family, model), settings_of(loaded)
-        rows = [vectors_of(loaded, [text], how)[0].numpy() for text in texts]
-        count = sum(len(token_row(loaded.model, loaded.tokenizer, text)) for text in texts)
+        vectors, how = embedder(loaded.run.family, "it"), settings_of(loaded)
+        count = len(token_row(loaded.model, loaded.tokenizer, text))
+        longest = how.context or loaded.model.config.context
+        if count > longest:
+            raise RequestError(
+                f"a text has {count} tokens and the context is {longest}; shorten it", 400, "input",
+                "context_length_exceeded",
+            )  # fmt: skip
+        return vectors(loaded, [text], how)[0].numpy(), count
+    except RequestError:
+        raise
     except UserError as error:
         raise RequestError(str(error), field="input") from None
-    data = [{"object": "embedding", "index": i, "embedding": _written(row, form)} for i, row in enumerate(rows)]
+
+
+def embeddings(model: str, found: Sequence[tuple[np.ndarray, int]], form: str) -> dict[str, Any]:
+    """The answer of /v1/embeddings."""
+    data = [{"object": "embedding", "index": i, "embedding": _written(row, form)} for i, (row, _) in enumerate(found)]
+    count = sum(tokens for _, tokens in found)
     usage = {"prompt_tokens": count, "total_tokens": count}
     return {"object": "list", "model": model, "data": data, "usage": usage}
 
@@ -64,14 +77,16 @@ def _written(row: np.ndarray, form: str) -> Any:
     return row.tolist() if form == "float" else base64.b64encode(row.astype("<f4").tobytes()).decode()
 
 
-def classes(loaded: Loaded, model: str, inputs: Sequence[Any]) -> dict[str, Any]:
-    """The answer of /v1/classify: every class with its probability, the likeliest first."""
+def class_of(loaded: Loaded, one: Any) -> Prediction:
+    """The class of one text or picture."""
     try:
-        found = [predict_loaded(loaded, one, {}) for one in inputs]
+        return predict_loaded(loaded, one, {})
     except UserError as error:
         raise RequestError(str(error), field="input") from None
-    if not all(isinstance(one, Prediction) for one in found):
-        raise RequestError(f"{model} has no classes", field="model")
+
+
+def classes(model: str, found: Sequence[Prediction]) -> dict[str, Any]:
+    """The answer of /v1/classify: every class with its probability, the likeliest first."""
     data = []
     for i, one in enumerate(found):
         top = one.top(len(one.probabilities))
