@@ -32,6 +32,7 @@ def prints(source: str, names: dict) -> tuple[str, list[str]]:
     "page",
     [
         pytest.param("guides/python.md", marks=pytest.mark.long),
+        pytest.param("guides/import-export.md", marks=pytest.mark.long),
         "explain/positions.md",
         "guides/images.md",
         "guides/text.md",

@@ -500,7 +500,8 @@ def _graphs(model: Reader) -> list[Graph]:
 def _example(run: Run, c: ReaderConfig) -> str:
     """The class of a text, the token for a mask, or the vector of a text."""
     tokenizer, output = run.tokenizer, c.output
-    before, after = ((end_token(tokenizer),), ()) if tokenizer.special is None else tokenizer.around
+    begun = (end_token(tokenizer),) if output == "label" else ()  # as `token_ids` has it
+    before, after = (begun, ()) if tokenizer.special is None else tokenizer.around
     head = "import json\n\n" if output == "label" else ""
     masked = (mask_token(tokenizer),) if output == "words" else ()
     table = run.config.get(SECTION, {})
