@@ -95,14 +95,15 @@ def poisoned(path: Path, out: Path) -> Path:
     return rewritten(path, out, lambda name, text: re.sub(r"(</f><v>)[^<]*(</v>)", r"\g<1>987654321\2", text))
 
 
-def changed(path: Path, out: Path, file: str, cell: str, value: float) -> Path:
-    """A copy in which one typed number is another."""
+def changed(path: Path, out: Path, file: str, numbers: dict[str, float]) -> Path:
+    """A copy in which these typed numbers of one sheet, by their cells, are others."""
 
     def change(name: str, text: str) -> str:
         if name != file:
             return text
-        text, count = re.subn(rf'(<c r="{cell}"[^>]*><v>)[^<]*(</v>)', rf"\g<1>{value!r}\2", text)
-        assert count == 1, f"{cell} is not a typed number"
+        for cell, value in numbers.items():
+            text, count = re.subn(rf'(<c r="{cell}"[^>]*><v>)[^<]*(</v>)', rf"\g<1>{value!r}\2", text)
+            assert count == 1, f"{cell} is not a typed number"
         return text
 
     return rewritten(path, out, change)

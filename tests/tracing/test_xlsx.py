@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import AdamW
 from xlsxwriter.utility import xl_rowcol_to_cell
 
 import spreadsheet
@@ -17,8 +18,10 @@ from pencil.learn.worked.examples import EXAMPLES, example
 from pencil.tracing import file
 from pencil.tracing import trace as opened
 from pencil.tracing.live_trace import trace
+from pencil.tracing.optimizer_settings import numbers_of, settings_in
 from pencil.tracing.step import trace_step
 from pencil.tracing.xlsx import write
+from pencil.train.optim import Muon
 from traced import unchecked
 
 CLOSE = 1e-12
@@ -152,9 +155,8 @@ def _books(names, folder):
             sheet, row, column = spreadsheet.located(sheets)[tensor]
             lead = int(np.ravel_multi_index(index[:-1], t.array(tensor).shape[:-1]))
             cell = xl_rowcol_to_cell(row + lead, column + index[-1])
-            paths.append(
-                spreadsheet.changed(paths[-1], folder / f"{name} changed.xlsx", sheets[sheet].file, cell, value)
-            )
+            changed = folder / f"{name} changed.xlsx"
+            paths.append(spreadsheet.changed(paths[-1], changed, sheets[sheet].file, {cell: value}))
             expected[f"{name} changed.xlsx"] = _again(t, tensor, index, value)
     return written, expected, spreadsheet.recalculated(paths, folder)
 
@@ -262,8 +264,19 @@ def test_only_functions_every_spreadsheet_has(books, name):
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1, fused=True),
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.5, foreach=False),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.5, weight_decay=0.1, foreach=False),
 }
+SETTINGS = {
+    "adamw": {"η": 0.05, "λ": 0.1, "β₁": 0.9, "β₂": 0.999, "clip": 0.5},
+    "sgd": {"η": 0.3, "λ": 0.1, "μ": 0.5, "clip": 0.5},
+}
+OTHERS = {"η": 0.025, "λ": 0.3, "β₁": 0.7, "β₂": 0.9, "μ": 0.8, "clip": 0.2}
+
+
+def _settings(sheets):
+    """The cell of each setting of a workbook, and its number."""
+    values = sheets["settings"].values
+    return {values[row, 0]: ((row, 1), values[row, 1]) for row, column in values if column == 1 and row > 2}
 
 
 def _next_loss(model, ids):
@@ -272,7 +285,10 @@ def _next_loss(model, ids):
 
 @unchecked()
 def test_a_step_is_reckoned_again_and_its_new_weights_train_on(tmp_path):
-    """What is copied from the sheet of new weights to that of the old makes the next step, as the model makes it."""
+    """What is copied from the sheet of new weights to that of the old makes the next step, as the model makes it.
+
+    That step is one with other settings, typed into their cells.
+    """
     if spreadsheet.OFFICE is None:
         pytest.skip("LibreOffice (soffice) is not installed")
     paths, expected, written = [], {}, {}
@@ -289,16 +305,24 @@ def test_a_step_is_reckoned_again_and_its_new_weights_train_on(tmp_path):
         sheets = written[name] = spreadsheet.read(tmp_path / "whole.xlsx")
         assert any("paste" in str(v) for v in sheets["Map"].values.values())
         poisoned = spreadsheet.poisoned(tmp_path / "whole.xlsx", tmp_path / f"{name}.xlsx")
-        again = spreadsheet.pasted(poisoned, tmp_path / f"{name} again.xlsx", sheets["after"], sheets["before"])
+        again = spreadsheet.pasted(poisoned, tmp_path / "pasted.xlsx", sheets["after"], sheets["before"])
+        cells = _settings(sheets)
+        assert {symbol: number for symbol, (_, number) in cells.items()} == SETTINGS[name]
+        others = {xl_rowcol_to_cell(*cell): OTHERS[symbol] for symbol, (cell, _) in cells.items()}
+        again = spreadsheet.changed(again, tmp_path / f"{name} again.xlsx", sheets["settings"].file, others)
         paths += [poisoned, again]
         model = copy.deepcopy(model)
         optimizer, parameters = optimizer_of(model.parameters()), dict(model.named_parameters())
+        settings = {"lr": OTHERS["η"], "weight_decay": OTHERS["λ"]}
+        adam = name == "adamw"
+        settings |= {"betas": (OTHERS["β₁"], OTHERS["β₂"])} if adam else {"momentum": OTHERS["μ"]}
+        optimizer.param_groups[0].update(settings)
         for parameter_name in parameters:
             parameters[parameter_name].data.copy_(torch.from_numpy(t.new[parameter_name].value))
             kept = optimizer.state[parameters[parameter_name]]
-            for key in ("exp_avg", "exp_avg_sq", "step") if name == "adamw" else ("momentum_buffer",):
+            for key in ("exp_avg", "exp_avg_sq", "step") if adam else ("momentum_buffer",):
                 kept[key] = torch.from_numpy(t[f"new:{parameter_name}.{key}"].value.copy())
-        expected[f"{name} again.xlsx"] = trace_step(model, _next_loss, ids, optimizer, clip=0.5)
+        expected[f"{name} again.xlsx"] = trace_step(model, _next_loss, ids, optimizer, clip=OTHERS["clip"])
     reckoned = spreadsheet.recalculated(paths, tmp_path)
     for name in OPTIMIZERS:
         first, second = expected[f"{name}.xlsx"], expected[f"{name} again.xlsx"]
@@ -318,6 +342,36 @@ def test_a_sheet_says_why_no_step_can_follow(tmp_path):
     ):
         write(trace_step(model, _next_loss, ids % 7, optimizer), tmp_path / "a.xlsx")
         assert any(why in str(v) for v in spreadsheet.read(tmp_path / "a.xlsx")["Map"].values.values())
+
+
+def test_every_setting_has_a_cell_that_says_whose_it_is(tmp_path):
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    weights, biases = [model[0].weight, model[2].weight], [model[0].bias, model[2].bias]
+    optimizers = [AdamW(biases, lr=0.003, weight_decay=0.1, fused=True), Muon(weights, lr=0.02, weight_decay=0.1)]
+    t = trace_step(model, lambda model, x: model(x).square().mean(), torch.rand(7, 3), optimizers, clip=0.125)
+    write(t, tmp_path / "a.xlsx")
+    sheets = spreadsheet.read(tmp_path / "a.xlsx")
+    values = sheets["settings"].values
+    assert [(values[row, 0], values[row, 1], values.get((row, 3))) for row in range(3, 10)] == [
+        ("η", 0.003, "AdamW"),
+        ("η", 0.02, "Muon"),
+        ("λ", 0.1, "AdamW, Muon"),
+        ("β₁", 0.9, "AdamW"),
+        ("β₂", 0.999, "AdamW"),
+        ("μ", 0.95, "Muon"),
+        ("clip", 0.125, "AdamW, Muon"),
+    ]
+    # of plain numbers are left those of Newton–Schulz, the two ε, and the shape of the taller matrix
+    formulas = " ".join(formula for sheet in sheets.values() for formula in sheet.formulas.values())
+    assert set(re.findall(r"\d+\.\d+|\d+E-\d+", formulas)) == {
+        "3.4445", "4.775", "2.0315", "1E-06", "1E-07", "1E-08", repr((5 / 3) ** 0.5)
+    }  # fmt: skip
+
+
+def test_settings_that_are_one_number_have_no_cell():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.3, momentum=0.1, weight_decay=0.1)
+    assert {setting for plan in numbers_of(optimizer).values() for setting in settings_in(plan)} == {("η", 0.3)}
 
 
 # ---- what a workbook holds, without LibreOffice

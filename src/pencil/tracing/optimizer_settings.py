@@ -4,7 +4,7 @@ A plan has a setting as the named step ("is", "η", 0.001). So a receipt says wh
 for it, which its formulas read.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,36 +55,64 @@ def update_formula(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -
 def numbers_of(optimizer: torch.optim.Optimizer, shapes: Iterable[Sequence[int]] = ()) -> dict[float, Plan]:
     """The numbers that an optimizer computes with, each as it is made of settings: −η, 1 − η·λ, 1 − β₁.
 
-    Muon's also depend on the shapes of its matrices.
+    Muon's also depend on the shapes of its matrices. Where one number could be two of them, such as λ and μ that are
+    equal, none of these settings is known, so that a cell of a workbook changes all that is made of it.
     """
     found: dict[float, Plan] = {}
+    unclear: set[str] = set()
     for group in optimizer.param_groups:
-        rate = group["lr"]
-        if not isinstance(rate, float):
-            continue
-        eta = step("η", rate)
-        found |= {rate: eta, -rate: -eta}
-        if decay := group.get("weight_decay"):
-            lam = step("λ", decay)
-            found |= {decay: lam, 1 - rate * decay: made_of("1 − η·λ", 1 - eta * lam)}
-        if momentum := group.get("momentum"):
-            mu = step("μ", momentum)
-            found |= {momentum: mu, 1 - momentum: made_of("1 − μ", 1 - mu), 1 - (1 - momentum): mu}
-        for rows, columns in shapes:
-            if rows > columns:
-                word = "η·√(rows/columns)"
-                found[rate * (rows / columns) ** 0.5] = made_of(word, eta * sqrt(fn("div")(rows, columns)))
-        if "betas" not in group:
-            continue
-        beta1, beta2 = (step(word, beta) for word, beta in zip(("β₁", "β₂"), group["betas"], strict=True))
-        first, second = group["betas"]
-        found |= {second: beta2, 1 - first: made_of("1 − β₁", 1 - beta1), 1 - second: made_of("1 − β₂", 1 - beta2)}
-        for t in {1 + float(optimizer.state[p].get("step", 0)) for p in group["params"]}:
-            power = fn("pow")
+        if isinstance(group["lr"], float):
+            times = {1 + float(optimizer.state[p].get("step", 0)) for p in group["params"]}
+            for number, plan in _numbers_of(group, shapes, times):
+                if (other := found.setdefault(number, plan)) != plan:
+                    unclear |= {word for word, _ in settings_in(other)} | {word for word, _ in settings_in(plan)}
+    return {n: plan for n, plan in found.items() if unclear.isdisjoint(word for word, _ in settings_in(plan))}
+
+
+def _numbers_of(
+    group: Mapping[str, Any], shapes: Iterable[Sequence[int]], times: Iterable[float]
+) -> Iterator[tuple[float, Plan]]:
+    """The numbers of one group of parameters, as its optimizer writes them; `times` are the numbers of the step."""
+    rate, decay = group["lr"], group.get("weight_decay")
+    eta, lam, power = step("η", rate), step("λ", decay), fn("pow")
+    if decay:
+        yield 1 - rate * decay, made_of("1 − η·λ", 1 - eta * lam)
+    if "betas" in group:
+        (first, second), (beta1, beta2) = group["betas"], map(step, ("β₁", "β₂"), group["betas"])
+        if decay:
+            yield decay, lam  # which Adam adds to the gradient
+        yield 1 - first, made_of("1 − β₁", 1 - beta1)
+        yield from ((second, beta2), (1 - second, made_of("1 − β₂", 1 - beta2)))
+        for t in times:
             corrected = made_of("η/(1 − β₁ᵗ)", eta / (1 - power(beta1, t)))
-            found[rate / (1 - first**t)], found[-(rate / (1 - first**t))] = corrected, -corrected
-            found[(1 - second**t) ** 0.5] = made_of("√(1 − β₂ᵗ)", sqrt(1 - power(beta2, t)))
-    return found
+            yield from ((rate / (1 - first**t), corrected), (-(rate / (1 - first**t)), -corrected))
+            yield (1 - second**t) ** 0.5, made_of("√(1 − β₂ᵗ)", sqrt(1 - power(beta2, t)))
+        return
+    yield -rate, -eta
+    momentum, mu = group["momentum"], step("μ", group["momentum"])
+    if momentum:
+        yield momentum, mu
+    if "dampening" in group:  # SGD
+        if decay:
+            yield decay, lam
+        if group["dampening"]:
+            yield 1 - group["dampening"], 1 - group["dampening"]
+        return
+    yield rate, eta
+    yield from ((1 - momentum, made_of("1 − μ", 1 - mu)), (1 - (1 - momentum), mu))
+    for rows, columns in shapes:
+        if rows > columns:
+            yield rate * (rows / columns) ** 0.5, made_of("η·√(rows/columns)", eta * sqrt(fn("div")(rows, columns)))
+
+
+def settings_in(plan: Plan) -> Iterator[tuple[str, float]]:
+    """The settings that a plan is made of, each with its number."""
+    if isinstance(plan, tuple | list):
+        if plan[0] == "is" and plan[1] in SETTINGS and isinstance(plan[2], int | float):
+            yield plan[1], plan[2]
+        elif plan[0] == "is" or plan[0] in FUNCTIONS:
+            for part in plan[1:]:
+                yield from settings_in(part)
 
 
 def with_settings(plan: Plan, numbers: Numbers) -> Plan:

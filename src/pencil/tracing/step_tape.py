@@ -307,7 +307,7 @@ class StepTape(Tape):
             super()._plan(node, func, op, inputs, arguments, i, me)
         if self._numbers:
             n.plan = with_settings(n.plan, self._numbers)
-        elif op == "mul" and self.clip is not None and torch._C._current_autograd_node() is None:
+        elif op == "mul" and self.clip is not None and "grad_norm" in self.names:
             n.plan = with_settings(n.plan, {float(self.clip): step("clip", float(self.clip))})
 
     def _placed(self, n: Node, op: str, inputs: dict[str, Any], arguments: Any) -> Any:

@@ -2,13 +2,14 @@
 
 Plans become formulas in the functions that Excel, LibreOffice and Google Sheets share. A formula reads the cells of
 blocks, the tensors that are in the workbook. What is in none is written out in its place; what follows from constants
-alone is a number.
+alone is a number. The settings of an optimizer, such as its rate, have cells of their own, which its formulas read.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from io import BytesIO
 from math import prod
 from pathlib import Path
@@ -23,6 +24,7 @@ from ..config import UserError
 from ..console import visible
 from ..files import write_aside
 from .graph import Array, Graph, Node, Plan, leaves, reduces, refs
+from .optimizer_settings import SETTINGS, settings_in
 from .plan_functions import BIG, FUNCTIONS
 from .subgraph import Cut, Region, TooMany, extract, needed
 from .trace_base import COUNTING, TraceBase
@@ -168,6 +170,22 @@ class Settled(Graph):
                 self.nodes[old] = replace(n, name=name, kind="weight", plan=None)
         self.nodes = [self._settle(n) for n in self.nodes]
 
+    @cached_property
+    def settings(self) -> dict[tuple[str, float], str]:
+        """The settings of an optimizer that are read, in their order, and which optimizers read each."""
+        need, made = wanted(self), dict[str, list[int]]()
+        for node in need:
+            n = self.nodes[node]
+            if n.name.startswith("new:") and (optimizer := re.search(r"\(([\w ]+)\)$", n.formula)):
+                made.setdefault(optimizer[1], []).append(node)
+        behind = {optimizer: self.behind(nodes) for optimizer, nodes in sorted(made.items())}
+        readers: dict[tuple[str, float], set[int]] = {}
+        for node in need:
+            for setting in settings_in(self.nodes[node].plan):
+                readers.setdefault(setting, set()).add(node)
+        order = sorted(readers, key=lambda setting: (list(SETTINGS).index(setting[0]), setting[1]))
+        return {s: ", ".join(name for name, nodes in behind.items() if nodes & readers[s]) for s in order}
+
     @property
     def ends(self) -> str:
         """Why no second step can follow from the numbers of the first; nothing where it can."""
@@ -221,6 +239,10 @@ class Formulas:
     def __init__(self, graph: Settled, blocks: Mapping[int, Block]):
         self.graph, self.blocks, self.here = graph, blocks, ""
         self._shown = {id(graph.nodes[node]) for node in blocks}
+        self._settings = {
+            setting: f"{OPTIMIZER}!{xl_rowcol_to_cell(row, 1, row_abs=True, col_abs=True)}"
+            for row, setting in enumerate(graph.settings, SETTINGS_ROW)
+        }
 
     def of(self, node: int) -> list[Part]:
         """A formula, or a known number, for every cell of a block."""
@@ -281,6 +303,8 @@ class Formulas:
                 return [float(number)] * len(flat)
             case "axis", axis:
                 return np.unravel_index(flat, n.shape)[axis].astype(float).tolist()
+            case "is", word, int() | float() as setting if (word, setting) in self._settings:
+                return [(self._settings[word, setting], 3)] * len(flat)
             case "is", _, part:
                 return self._plan(part, n, flat)
             case "ref" | "list", node, *_:
@@ -505,6 +529,7 @@ class SheetWriter:
         self.trace, self.graph, self.blocks, self.read, self.outside, self.of = trace, graph, blocks, read, outside, of
         self.map = book.add_worksheet("Map")
         names = dict.fromkeys(b.sheet for b in blocks.values())
+        self.optimizer = book.add_worksheet(OPTIMIZER) if graph.settings else None
         self.sheets = {sheet: book.add_worksheet(sheet, worksheet_class=PlainSheet) for sheet in names}
         self.formats = {name: book.add_format(form) for name, form in FORMATS.items()}
         for name in [n for n in FORMATS if n.endswith("cell")]:
@@ -529,6 +554,8 @@ class SheetWriter:
         for node in self.blocks:
             self._block(node, cells.get(node))
             done(self.blocks[node].region.size)
+        if self.optimizer is not None:
+            self._settings(self.optimizer)
         self._map(cells)
 
     def _kind(self, node: int) -> str:
@@ -573,6 +600,22 @@ class SheetWriter:
             colours = {"min_color": "#FFFFFF", "max_color": "#F4B183"}
             sheet.conditional_format(b.row, b.column, *b.last, heat | colours)
 
+    def _settings(self, sheet: Worksheet) -> None:
+        """The sheet of the optimizer's settings: a row for each number."""
+        formats = self.formats
+        sheet.hide_gridlines(2)
+        sheet.write_url(0, 0, "internal:'Map'!A1", formats["link"], "← Map")
+        sheet.write_string(0, 1, "settings of the optimizer", formats["title"])
+        titles = "symbol", "number", "what it is", "whose"
+        for j, (heading, width) in enumerate(zip(titles, (10, 14, 42, 34), strict=True)):
+            sheet.set_column(j, j, width)
+            sheet.write_string(SETTINGS_ROW - 1, j, heading, formats["head"])
+        for i, ((symbol, number), whose) in enumerate(self.graph.settings.items(), SETTINGS_ROW):
+            sheet.write_string(i, 0, symbol, formats["edge"])
+            sheet.write_number(i, 1, Exact(number), formats["given cell"])
+            sheet.write_string(i, 2, SETTINGS[symbol], formats["plain"])
+            sheet.write_string(i, 3, word(whose), formats["plain"])
+
     def _map(self, cells: dict[int, list[Part]]) -> None:
         sheet, formats = self.map, self.formats
         count = sum(isinstance(part, tuple) for parts in cells.values() for part in parts)
@@ -583,6 +626,9 @@ class SheetWriter:
             "Blue is typed, black is computed; grey is an unnamed step, or what no formula reads.",
             f"{len(self.blocks)} tensors, {count:,} formulas; click a name to go there. {COUNTING}",
         ]
+        if self.graph.settings:
+            symbols = ", ".join(dict.fromkeys(symbol for symbol, _ in self.graph.settings))
+            lines.append(f"The settings of the optimizer ({symbols}) are blue numbers too, on the sheet {OPTIMIZER}.")
         if self.graph.begins and not self.graph.ends:
             lines.append(
                 f"To take the step: select all of the sheet {AFTER} and copy it, go to cell A1 of {BEFORE} and paste "
@@ -834,6 +880,7 @@ def nodes_with_cells(graph: Settled) -> set[int]:
 
 
 BEFORE, AFTER = "before", "after"  # the sheets of the weights of a training step, and of what its optimizer remembers
+OPTIMIZER, SETTINGS_ROW = "settings", 3  # the sheet of the optimizer's settings, and its first row with one
 
 
 def laid_out(graph: Settled, nodes: list[int], need: Mapping[int, Array] | None = None) -> dict[int, Block]:
@@ -869,7 +916,7 @@ def laid_out(graph: Settled, nodes: list[int], need: Mapping[int, Array] | None 
         before = part or before
         lone = "model" if last < 0 else "begin" if not before else "end" if i > last else f"after {before}"
         wish = part or lone
-        place(node, sheets.setdefault(wish, _valid(wish, set(sheets.values()) | {"map", BEFORE, AFTER})))
+        place(node, sheets.setdefault(wish, _valid(wish, set(sheets.values()) | {"map", BEFORE, AFTER, OPTIMIZER})))
     return dict(sorted(blocks.items()))
 
 
