@@ -71,6 +71,10 @@ _LAZY = {
     "stream": "inference.text_stream",
     "load": "api.loading",
     "predict": "api.predict",
+    "evaluate": "api.verbs",
+    "resume": "api.verbs",
+    "verify": "api.verbs",
+    "export": "api.interchange.verbs",
     "embed": "api.predict",
     "train": "train",  # a package that can be called
     "trace": "explore.export",  # of a run, with the views of the explorer

@@ -211,7 +211,7 @@ def refusals(run, vit, dit, seq2seq, masked, pictures):
         (run, ("line " * 20,), {}, "the prompt has 100 tokens and the context is 31; shorten it"),
         (run, ("line",), {"temprature": 1}, "did you mean temperature?"),
         (run, ("line",), {"temperature": -1}, "temperature must be at least 0"),
-        (run, ("line",), {"out": "a.txt"}, "out is not an option"),
+        (run, ("line",), {"out": "a.txt"}, "a gpt has no inputs to predict from"),
         (run, ("line",), {"classes": "ab"}, "a run has its own tokenizer and classes"),
         (model, ("line",), {}, "give its tokenizer too"),
         (torch.nn.Linear(2, 3), ("line",), {}, "Linear is neither a run nor a model of a family"),

@@ -14,7 +14,7 @@ from ..device import pick_device
 from ..families.family import Family, family
 from ..files import beside, sweep_folders, write_aside
 from ..progress import track
-from ..runs.files import DATA_RECORD, ORIGINAL
+from ..runs.files import DATA_COPY, DATA_RECORD, ORIGINAL
 from ..runs.run import Run
 from ..tensors import in_file_order
 from ..train.loop import checkpoint
@@ -48,7 +48,7 @@ def average_run(
     shapes = _shapes(record, opened, checkpoints)
     notify(f"{run}: the mean of the checkpoints of steps {', '.join(map(str, steps))}")
     table = {**opened.config, "average": {"from": str(run.resolve()), "steps": steps}}
-    kept = {name: opened.path / name for name in (DATA_RECORD, ORIGINAL)}
+    kept = {name: opened.path / name for name in (DATA_RECORD, DATA_COPY, ORIGINAL)}
     others = {name: file.read_bytes() for name, file in kept.items() if file.is_file()}
     tokenizer = opened.tokenizer if (opened.path / "tokenizer.json").is_file() else None
     task = task_of(opened, config, notify=notify)

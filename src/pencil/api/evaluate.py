@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..config import UserError, build
 from ..core.patches import by
 from ..data.images.sizes import patch_for
+from ..data.in_memory import name_of
 from ..data.text.text_data import cache_folder
 from ..device import pick_device
 from ..families.family import family
@@ -56,12 +57,14 @@ def evaluate_run(run: Path, data: str | None, device: str, dtype: str, out: Path
     folder = out or place_beside(opened.path, f"eval-{_file_name(data)}" if other and data else "eval")
     if folder.parent == opened.path and out is None:
         check_inside(folder, opened.path)
-    if other:
+    if other and data is not None:
         for line in getattr(task.data, "notes", ()):
             notify(line)
-        notify(f"Evaluating on {data}: {amount(task)}.")
+        notify(f"Evaluating on {name_of(data)}: {amount(task)}.")
         if config.class_weights == "balanced" or config.balanced_batches:
-            notify(f"val_loss weighs the classes of {data} alike: their balance follows from the training data.")
+            notify(
+                f"val_loss weighs the classes of {name_of(data)} alike: their balance follows from the training data."
+            )
     with shown_progress("evaluating"):
         if other or record.evaluate is None:
             metrics, files = task.report(model, folder)

@@ -18,6 +18,7 @@ from ..runs.files import WEIGHTS, find_run
 from ..runs.run import Loaded, Run
 from ..tensors import check_tensors
 from ..train.settings import RENAMED_FOR_MASKS, TrainConfig
+from .trained import RunVerbs
 
 DEEP_BLOCKS = 100  # blocks that are built in no time
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int8")
@@ -144,7 +145,7 @@ def _options(name: str, kind: type, keywords: Mapping[str, Any]) -> Any:
     return options
 
 
-class OpenedRun(Loaded):
+class OpenedRun(RunVerbs, Loaded):
     """A run opened for use: model, tokenizer, run. It predicts, and knows the names of its classes."""
 
     def _repr_html_(self) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError
+from ..data import in_memory
 from ..data.builtin import TEXTS
 from ..data.cache import hash_files
 from ..data.hub import PREFIX, current_form, say_current_form
@@ -27,7 +28,7 @@ from ..data.images.datasets import FileExamples
 from ..data.path_patterns import absolute, is_several
 from ..families.family import Family, family
 from ..files import read_json
-from ..runs.files import DATA_RECORD
+from ..runs.files import DATA_COPY, DATA_RECORD
 from ..runs.run import Run
 from ..train.settings import TrainConfig
 from ..train.task import DataChanged, check_unchanged
@@ -64,6 +65,8 @@ def task_of(
             f"{run.path} does not record where its data is: it was made by Pencil {facts.get('pencil', '?')}"
         )
     source = facts["data_path"] if data is None else whole_path(data, record.embedded)
+    if in_memory.is_token(source) and not in_memory.is_registered(source):
+        _restore_copy(run, source)
     one = source != "-" and not is_several(source)
     if data is None and one and Path(source).is_absolute() and not Path(source).exists():
         raise UserError(
@@ -79,6 +82,24 @@ def task_of(
     except UserError as error:
         raise _explain_change(error, run, source, record) from None
     return task
+
+
+def _restore_copy(run: Run, token: str) -> None:
+    """Take in the copy that a run has of data that was in memory; without one, say how it is given."""
+    if not (run.path / DATA_COPY).is_file():
+        raise UserError(
+            f"{run.path} was trained on data in the memory of a program, and has no copy of it: give it again, "
+            f"pencil.resume({str(run.path)!r}, data) or pencil.evaluate({str(run.path)!r}, data); a training with "
+            "keep_data=True keeps one"
+        )
+    run.verify(DATA_COPY)
+    in_memory.restore(run.path / DATA_COPY, token)
+
+
+def named_columns(run: Run) -> dict[str, str]:
+    """The columns of a table in memory that were named in training: what each is, and its name."""
+    pairs = (str(one).partition("=") for one in run.config["run"].get("columns") or ())
+    return {what: column for what, _, column in pairs}
 
 
 def _explain_change(error: UserError, run: Run, source: str, record: Family) -> UserError:
@@ -115,21 +136,21 @@ def task_on(run: Run, config: TrainConfig, data: str, notify: Callable[[str], No
     files that the run was trained on.
     """
     record, facts = family(run.family), run.config["run"]
-    source = whole_path(data, record.embedded)
+    source, name = whole_path(data, record.embedded), in_memory.name_of(data)
     own = source == current_form(facts.get("data_path", ""))
     if own:
         try:
             task = task_of(run, config, notify=notify)
         except DataChanged:
-            notify(f"{data} has changed since {run.path} was trained on it: it is evaluated as it is")
+            notify(f"{name} has changed since {run.path} was trained on it: it is evaluated as it is")
         else:
-            notify(f"{data} is the data of {run.path}: its held-out part is evaluated")
+            notify(f"{name} is the data of {run.path}: its held-out part is evaluated")
             return task, False
     if "whole" not in inspect.signature(record.task.reopen).parameters:
         raise UserError(f"a {record.name} can be evaluated on its own data only: leave --data out")
     task = record.task.reopen(record, run, source, config, whole=True)
     if not own and task.hash == facts.get("data_hash"):
-        notify(f"{data} is the data that {run.path} was trained on: its held-out part is evaluated")
+        notify(f"{name} is the data that {run.path} was trained on: its held-out part is evaluated")
         return task_of(run, config, data, notify), False
     left = _leave_out_trained(task, run, notify)
     if own and not left:

@@ -15,6 +15,7 @@ from .. import __version__
 from ..collectives.processes import launch_facts, world
 from ..config import UserError, build, fitted
 from ..data.images.image_data import ImageData, lookalikes
+from ..data.in_memory import copy_of, is_kept, named_in
 from ..data.settings import DataConfig, check_data_settings
 from ..data.split import SPLIT
 from ..data.tables.pairs import PairData
@@ -23,7 +24,7 @@ from ..device import pick_device
 from ..families.family import Family
 from ..files import memory
 from ..models.build import check_finite
-from ..runs.files import DATA_RECORD, ORIGINAL, WEIGHTS
+from ..runs.files import DATA_COPY, DATA_RECORD, ORIGINAL, WEIGHTS
 from ..runs.run import Run, choose_path
 from ..train.freezing import frozen_names
 from ..train.initial_weights import Start
@@ -191,7 +192,8 @@ def plan_run(
         *schedule_notes,
         *idle_patience(config),
     ]
-    files = {DATA_RECORD: record, **({} if opened.start is None else opened.start.others)}
+    files = {DATA_RECORD: record, **({DATA_COPY: copy_of(opened.data)} if is_kept(opened.data) else {})}
+    files |= {} if opened.start is None else opened.start.others
     return RunPlan(path, tables, prepared.tokenizer, files, prepared.task, config, notes)
 
 
@@ -230,6 +232,7 @@ def _tables(request: Request, prepared: Prepared, config: TrainConfig) -> dict[s
         **prepared.facts,
         "pencil": __version__,
         "settings": SETTINGS_VERSION,
+        **({"columns": columns} if (columns := named_in(request.data)) else {}),
         **({} if start is None else start.facts),
         **launch_facts(),
     }

@@ -20,12 +20,13 @@ from ..collectives.processes import (
     restarts,
     world,
 )
-from ..config import UserError, build
+from ..config import UserError, build, refuse
 from ..console import note, visible
 from ..cost.count import count, count_trained
 from ..cost.fitting import fitting
 from ..cost.memory import train_memory
 from ..cost.profile import on_meta
+from ..data import in_memory
 from ..device import pick_device, total_memory
 from ..families.family import Family
 from ..families.family import family as record_of
@@ -33,7 +34,6 @@ from ..progress import duration
 from ..runs.run import Run
 from ..train.freezing import blocks_with, describe_parts, freeze_parameters
 from ..train.loop import time_budget
-from ..train.loop.state import Trained
 from ..train.loop.trainer import Outcome, Trainer
 from ..train.model_selection import describe_highest
 from ..train.parallel.gradients import uses_bfloat16
@@ -42,6 +42,7 @@ from ..train.tasks.metrics import class_table, describe_accuracy
 from .loading import load
 from .run_setup import Training, new_run
 from .several_processes import check_same, make_once, processes
+from .trained import TrainedRun
 from .training_request import TrainingRequest, check_data, read_config, resolve, with_image_size
 
 FILES_NAMED = 20  # unusable files reported one by one
@@ -52,7 +53,7 @@ Callback = Callable[[int, dict[str, float]], Any]
 
 def train(
     family: str | None = None,
-    data: str | Path | None = None,
+    data: Any = None,
     *,
     config: str | Path | None = None,
     preset: str | None = None,
@@ -65,13 +66,23 @@ def train(
     quiet: bool = False,
     on_step: Callback | None = None,
     on_evaluation: Callback | None = None,
+    text: str | None = None,
+    label: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    image: str | None = None,
+    keep_data: bool = False,
     **settings: Any,
-) -> Trained:
+) -> TrainedRun:
     """Train a model as `pencil train` does, to the same weights.
 
     A setting is given by its plain name (depth=4, steps=200, tokenizer="bpe"), or in the tables `model` and `train`.
     `config` is a file of settings, such as the config.toml of a run; what is given besides goes over it.
     `from_run` is a run whose weights it begins with (--from); `freeze` names the parameters that are not trained.
+    `data` is a path, or in memory: a table (of pandas, polars, pyarrow, datasets, or a dict of columns), a tuple
+    (inputs, labels), a list of pairs, or a list of texts. `text`, `label`, `source`, `target` and `image` name the
+    columns of a table where it is not clear. The run records a hash of it; with `keep_data` it has a copy, from which
+    it can be resumed anywhere.
     `on_step(step, metrics)` and `on_evaluation(step, metrics)` are called on the way; one that returns False stops.
     """
     began = time_budget.clock()
@@ -81,6 +92,12 @@ def train(
     record = file.record if family is None and file is not None else record_of(str(family))
     if isinstance(patterns := settings.get("freeze"), list | tuple):
         settings["freeze"] = ",".join(patterns)
+    columns = {"text": text, "label": label, "source": source, "target": target, "image": image}
+    if in_memory.is_data(data):
+        data = in_memory.register(data, columns, keep_data)
+    else:
+        refuse((keep_data, "keep_data is for data in memory: a file stays where it is"))
+        settings |= {f"{name}_column": column for name, column in columns.items() if column is not None}
     values = resolve(record, settings)
     for section, table in (("model", model), ("train", train)):
         if both := set(values[section]) & set(table or {}):
@@ -104,7 +121,7 @@ def train(
         outcome = train_to_end(
             *training, notify=notify, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation, began=began
         )
-    return Trained.of(training.run, outcome, load)
+    return TrainedRun.of(training.run, outcome, load)
 
 
 def merge(request: TrainingRequest, file: TrainingRequest, path: str | Path, notify: Notify) -> TrainingRequest:

@@ -8,7 +8,7 @@ from ..data.cache import cache_fault
 from ..data.text import text_data as text
 from ..families.family import Family, family
 from ..files import fingerprint
-from ..runs.files import CONTENTS, DATA_RECORD, FOLDERS, UNLISTED, Fault
+from ..runs.files import CONTENTS, DATA_COPY, DATA_RECORD, FOLDERS, UNLISTED, Fault
 from ..runs.run import Run
 from ..train.loop import checkpoint
 from ..train.loop.report import read_metrics
@@ -29,7 +29,7 @@ def verify_run(path: Path) -> Iterator[Verdict]:
         fault = Fault(path / "config.toml", "damaged", _without(error, path / "config.toml"))
     manifest = path / "manifest.json"
     try:
-        files: list[Verdict] = [*run.check_files(), *(run.check_files(DATA_RECORD) if _lists_data(run) else ())]
+        files: list[Verdict] = [*run.check_files(), *(run.check_files(*names) if (names := _listed_data(run)) else ())]
     except UserError as error:
         files = [(manifest, Fault(manifest, "damaged", _without(error, manifest)))]
     if not manifest.exists():
@@ -50,19 +50,19 @@ def verify_run(path: Path) -> Iterator[Verdict]:
 
 def not_verified(path: Path) -> tuple[list[str], list[str]]:
     """The names in a run's folder of what was written there and is not hashed, and of what no command wrote there."""
-    listed = [*CONTENTS, "manifest.json", "checkpoints", *([DATA_RECORD] if _lists_data(Run(path)) else ())]
+    listed = [*CONTENTS, "manifest.json", "checkpoints", *_listed_data(Run(path))]
     rest = sorted(one for one in path.iterdir() if one.name not in listed and not one.name.startswith("."))
     written = [one for one in rest if one.name in (*UNLISTED, *FOLDERS, DATA_RECORD) or one.name.startswith("eval-")]
     names = {one: f"{one.name}/" if one.is_dir() else one.name for one in rest}
     return [names[one] for one in written], [names[one] for one in rest if one not in written]
 
 
-def _lists_data(run: Run) -> bool:
-    """Whether the manifest has a hash of what the run was trained on; older versions wrote none, nor do imports."""
+def _listed_data(run: Run) -> list[str]:
+    """The files about its data that the manifest has hashes of; older versions wrote none, nor do imports."""
     try:
-        return DATA_RECORD in getattr(run.manifest, "files", ())
+        return [name for name in (DATA_RECORD, DATA_COPY) if name in getattr(run.manifest, "files", ())]
     except UserError:  # a manifest that cannot be read is named already
-        return False
+        return []
 
 
 def _without(error: UserError, path: Path) -> str:

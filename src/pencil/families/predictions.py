@@ -13,7 +13,7 @@ from torch import Tensor
 from ..config import UserError, build, nearest
 from ..console import shortened, visible
 from ..data.images.augment import ImageTransform, upright
-from ..data.images.decoding import open_image, to_arrays
+from ..data.images.decoding import image_of_array, open_image, to_arrays
 from ..data.settings import DataConfig, image_transform
 from ..inference.text_batches import shorten
 from ..models.build import normalize, refuse_output
@@ -154,24 +154,11 @@ def read_picture(one: Any, transform: ImageTransform) -> np.ndarray:
     if isinstance(one, str | Path):
         return open_image(one, transform)
     if isinstance(one, np.ndarray | Tensor):
-        one = _from_array(np.asarray(one.cpu() if isinstance(one, Tensor) else one))
+        one = image_of_array(np.asarray(one.cpu() if isinstance(one, Tensor) else one))
     if not isinstance(one, Image.Image):
         raise UserError(f"a picture is a path, a PIL image or an array of uint8, not {type(one).__name__}")
     image = upright(one, transform.mode, transform.transparency)
     return next(iter(to_arrays([image], transform.without_augmentation, None)))
-
-
-def _from_array(array: np.ndarray) -> Image.Image:
-    if array.dtype != np.uint8:
-        raise UserError(f"an array of a picture is uint8, from 0 to 255, not {array.dtype}: convert it first")
-    grey = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 1)
-    if not array.size or not (grey or (array.ndim == 3 and array.shape[2] in (3, 4))):
-        turned = array.ndim == 3 and array.shape[0] in (1, 3, 4)
-        raise UserError(
-            f"an array of a picture is (height, width) or (height, width, channels) with 1, 3 or 4 channels, not "
-            f"{array.shape}" + ("; .transpose(1, 2, 0) brings its channels to the end" if turned else "")
-        )
-    return Image.fromarray(array.reshape(array.shape[:2]) if grey else array)
 
 
 def picture_tensor(pictures: np.ndarray, loaded: Loaded) -> Tensor:

@@ -42,8 +42,9 @@ ORIGINAL = "original.json"  # what an imported run keeps of the original's setti
 # a thread lists a checkpoint while another replaces the weights: both read the manifest, and write it anew
 CHANGING = threading.RLock()
 CONTENTS = ("config.toml", "tokenizer.json", ORIGINAL, WEIGHTS)
+DATA_COPY = "data.jsonl"  # the rows of data in memory, where they were to be kept
 DATA_RECORD = "data.json"  # hashes of what the run was trained on; older runs do not list it
-LISTED = (*CONTENTS, DATA_RECORD)
+LISTED = (*CONTENTS, DATA_RECORD, DATA_COPY)
 UNLISTED = ("README.md", "heads.png", "loss.png", "metrics.jsonl")  # written into a run as well, and not hashed
 FOLDERS = ("checkpoints", "eval", "samples", "tensorboard", "wandb")
 

@@ -131,6 +131,20 @@ def open_image(path: str | Path, transform: ImageTransform) -> np.ndarray:
         raise UserError(f"{path} cannot be read as a picture: {reason(error)}") from None
 
 
+def image_of_array(array: np.ndarray) -> Image.Image:
+    """An array of uint8 (height, width) or (height, width, channels) as a picture."""
+    if array.dtype != np.uint8:
+        raise UserError(f"an array of a picture is uint8, from 0 to 255, not {array.dtype}: convert it first")
+    grey = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 1)
+    if not array.size or not (grey or (array.ndim == 3 and array.shape[2] in (3, 4))):
+        turned = array.ndim == 3 and array.shape[0] in (1, 3, 4)
+        raise UserError(
+            f"an array of a picture is (height, width) or (height, width, channels) with 1, 3 or 4 channels, not "
+            f"{array.shape}" + ("; .transpose(1, 2, 0) brings its channels to the end" if turned else "")
+        )
+    return Image.fromarray(array.reshape(array.shape[:2]) if grey else array)
+
+
 def reason(error: Exception) -> str:
     """Why an image cannot be decoded, in one line."""
     if isinstance(error, UnidentifiedImageError):

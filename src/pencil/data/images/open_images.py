@@ -20,10 +20,12 @@ from ...config import UserError, expand_path, nearest, refuse
 from ...files import check_inside, check_regular
 from ..builtin import CANVAS, FRAMES, MovingDigits, Scenes
 from ..hub import PREFIX, current_form, from_hub
+from ..in_memory import is_token
 from ..split import SPLIT, Picture, in_both_parts, in_two_classes
 from .datasets import ArrayExamples, VideoExamples
 from .digits import digits
 from .folders import from_folder
+from .from_memory import from_memory
 from .image_data import ImageData, all_held_out, check_classes
 from .shards import find_shards, from_shards
 
@@ -42,6 +44,8 @@ def load(data: str, want: str, whole: bool = False, split: int = SPLIT) -> Image
     the rule by which a part is held out of data that has none.
     """
     data = current_form(data)
+    if is_token(data):
+        return from_memory(data, want, whole, split)
     path = expand_path(data) if data and not data.startswith(PREFIX) else None
     if whole and data not in EMBEDDED_NAMES and (shards := find_shards(data)):
         return from_shards(shards, want, whole, split)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...config import UserError, expand_path, nearest, package, refused
 from ...files import check_inside, check_regular, fingerprint
+from .. import in_memory
 from ..path_patterns import PREFIX, is_several
 from ..split import SPLIT, hold_out_texts, not_evaluated, with_two_labels
 from .generated_dates import CHARACTERS, VERSION, Dates
@@ -91,6 +92,8 @@ def is_table(data: str) -> bool:
     """Whether a file is one of texts with labels, by the ending of its name; a folder, by its Parquet files."""
     if is_several(data) or data.startswith(PREFIX):
         return False
+    if in_memory.is_token(data):
+        return len(in_memory.table_of(data).names) > 1
     path = Path(data).expanduser() if data not in ("", "-") else Path()
     return path.suffix.lower() in TABLES or (data not in ("", "-") and is_parquet(path))
 
@@ -149,7 +152,10 @@ def _from_file(data: str, kind: Kind, whole: bool, reading: Reading, split: int 
         raise UserError(f"--data is empty; give a file with {what}{'' if labelled else ', or dates'}")
     path = expand_path(data)
     try:
-        if is_parquet(path):
+        if in_memory.is_token(data):
+            read, sha = _from_memory(data, kind, reading)
+            data, path = in_memory.WHERE, Path(in_memory.NAME)
+        elif is_parquet(path):
             read, sha = _from_parquet(path, data, kind, reading)
         else:
             if path.is_dir():
@@ -225,18 +231,43 @@ def _stated(kind: Kind, reading: Mapping[str, Any]) -> tuple[Format, NamedColumn
 
 def _from_parquet(path: Path, data: str, kind: Kind, reading: Reading) -> tuple[Read, str]:
     names, cells, sha = read_parquet(path, data)
-    settings = reading.reading if isinstance(reading, Recorded) else reading
-    named_columns = _stated(kind, settings)[1]
-    places = find_columns(names, cells, data, kind, named_columns)
+    places = find_columns(names, cells, data, kind, _named_columns(kind, reading))
     facts = {f"{name}_column": names[i] for name, i in zip((kind.first, kind.second), places, strict=True)}
+    rows = _checked_rows(cells, places, data, kind)
+    columns = ", ".join(f"{name.removesuffix('_column')} from column {column}" for name, column in facts.items())
+    return Read(rows, facts, f"a Parquet table; {columns}"), sha
+
+
+def _from_memory(token: str, kind: Kind, reading: Reading) -> tuple[Read, str]:
+    """The pairs of data in memory, and a hash of them."""
+    table = in_memory.table_of(token)
+    names, where = list(table.names), in_memory.WHERE
+    if len(names) < 2:
+        raise UserError(f"{where} has one column; give the {kind.first} and the {kind.second} of each row")
+    columns = [["" if cell is None or isinstance(cell, bytes) else str(cell) for cell in one] for one in table.columns]
+    cells = [list(row) for row in zip(*columns, strict=True)]
+    named = _named_columns(kind, reading)
+    named = NamedColumns(*(name if name in names else None for name in named))
+    places = (0, 1) if table.ordered else find_columns(names, cells, where, kind, named)
+    rows = _checked_rows(cells, places, where, kind)
+    note = (
+        "" if table.ordered else f"{kind.first} from column {names[places[0]]}, {kind.second} from {names[places[1]]}"
+    )
+    return Read(rows, note=note), hashlib.sha256(repr(rows).encode()).hexdigest()
+
+
+def _named_columns(kind: Kind, reading: Reading) -> NamedColumns:
+    return _stated(kind, reading.reading if isinstance(reading, Recorded) else reading)[1]
+
+
+def _checked_rows(cells: list[list[str]], places: tuple[int, int], data: str, kind: Kind) -> list[Pair]:
     rows = []
     for number, row in enumerate(cells, 1):
         both = row[places[0]], row[places[1]]
         for name, value in zip((kind.first, kind.second), both, strict=True):
             check_text(value, name, f"{data}, row {number}:")
         rows.append(both)
-    columns = ", ".join(f"{name.removesuffix('_column')} from column {column}" for name, column in facts.items())
-    return Read(rows, facts, f"a Parquet table; {columns}"), sha
+    return rows
 
 
 def read_pairs(

@@ -19,6 +19,7 @@ from typing import Any
 from ...config import UserError, expand_path, first_line, nearest, package, refuse, refused
 from ...console import note
 from ...files import check_inside, check_links, check_regular, open_aside, read_json
+from .. import in_memory
 from ..builtin import TEXTS
 from ..cache import LARGEST_RECORD_BYTES, cache_folder, cached, keep, making, record_of, remembered_hash, seal, usable
 from ..hub import contents_of, offline_if_unreachable
@@ -188,6 +189,8 @@ def find(data: str, column: str | None = None, plain: bool = False) -> Corpus:
         return Corpus(data, text=text, hash=hashlib.sha256(text.encode()).hexdigest())
     if data == "-":
         return _from_stdin()
+    if in_memory.is_token(data):
+        return _from_memory(data, column)
     if data.startswith(PREFIX):
         return _from_hub(data.removeprefix(PREFIX), column)
     if is_several(data):
@@ -206,6 +209,30 @@ def find(data: str, column: str | None = None, plain: bool = False) -> Corpus:
         _add_folder(corpus, path, plain)
         return _finished(corpus, data, column, plain)
     raise UserError(f"there is no file or folder {data}, and no embedded text of that name; {nearest(data, TEXTS)}")
+
+
+def _from_memory(token: str, column: str | None) -> Corpus:
+    """Texts in the memory of the program, a document each: written into the cache, as standard input is."""
+    table = in_memory.table_of(token)
+    texts = {name: cells for name, cells in zip(table.names, table.columns, strict=True) if _has_text(cells)}
+    name = column if column in texts else choose_column(list(texts))
+    if name is None and len(texts) == 1:
+        name = next(iter(texts))
+    if name is None:
+        raise UserError(
+            f"{in_memory.WHERE} has the columns {', '.join(table.names)}: say which has the texts, text=COLUMN"
+        )
+    rows = (json.dumps({"text": cell}) for cell in texts[name] if isinstance(cell, str) and cell)
+    content = "".join(f"{row}\n" for row in rows).encode()
+    path = cache_folder() / f"memory-{hashlib.sha256(content).hexdigest()[:32]}.jsonl"
+    keep(path, content)
+    corpus = find(str(path), "text")
+    corpus.name = in_memory.NAME
+    return corpus
+
+
+def _has_text(cells: list[Any]) -> bool:
+    return any(isinstance(cell, str) and cell.strip() for cell in cells)
 
 
 def find_like(data: str, column: str | None) -> Corpus:

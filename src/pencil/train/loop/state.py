@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ...runs.run import Run
 from ..model_selection import Validation, higher_headline
@@ -136,7 +136,7 @@ class Trained:
     highest: Mapping[str, Any] = field(default_factory=dict)  # the highest accuracy of all evaluations, and its step
 
     @classmethod
-    def of(cls, run: Run, outcome: Outcome, open: Callable[..., Any]) -> "Trained":
+    def of(cls, run: Run, outcome: Outcome, open: Callable[..., Any]) -> Self:
         step = run.weights_step
         best = outcome.best if outcome.best.get("step") == step else {"step": step}
         return cls(run.path, outcome.finished, outcome.step, best, outcome.seconds, open, outcome.highest)
