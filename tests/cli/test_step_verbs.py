@@ -88,7 +88,8 @@ def test_training_goes_on_from_the_state_it_was(run):
 def digits_vit(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "digits-vit"
     call("train", "vit", "--data", "digits", "--out", path, "--model.width", "12", "--model.depth", "1", "--model.heads",
-         "2", "--train.steps", "3", "--train.eval_every", "3", "--train.eval_batches", "1", "--train.batch", "5")  # fmt: skip
+         "2", "--train.steps", "3", "--train.eval_every", "3", "--train.eval_batches", "1", "--train.batch", "5",
+         "--train.dtype", "bfloat16")  # fmt: skip
     return path
 
 
@@ -100,13 +101,22 @@ def picture(tmp_path):
 
 
 def test_a_classifier_has_a_target(digits_vit, picture):
-    out = call("why", digits_vit, "grad:logits[0,7]", "--input", picture, "--target", "7").stdout
+    done = call("why", digits_vit, "grad:logits[0,7]", "--input", picture, "--target", "7")
+    out = done.stdout
     assert "✓" in out
+    assert "trained in bfloat16, and the step on an input is recorded in single precision" in done.stderr
     assert out.count("−1") or "− 1" in out
 
 
 def test_the_update_of_a_classifier(digits_vit):
-    assert "✓" in call("why", digits_vit, "new:head.weight[3,5]", "--update-at", "1").stdout
+    """Recorded in bfloat16, as it was made."""
+    done = call("why", digits_vit, "new:head.weight[3,5]", "--update-at", "1")
+    assert "✓" in done.stdout
+    assert "single precision" not in done.stderr
+    with unchecked():
+        trace = trace_update(digits_vit, 1)
+    assert {n.dtype for n in trace.graph.nodes if n.kind == "dot"} >= {"bfloat16"}
+    assert wrong(trace.graph, 30)[1] == []
 
 
 def test_the_update_of_a_diffusion_model(tmp_path):

@@ -72,7 +72,7 @@ def rotation() -> Trace:
 
 
 def net() -> Trace:
-    """Kernels turned round, groups, windows, spectra, choices of cells that do not exist, and where a proof ends."""
+    """Kernels turned round, groups, windows, spectra, sums in half precision, and where a proof ends."""
 
     def program(x):
         x = F.glu(F.conv_transpose2d(F.conv2d(x, drawn(6, 2, 3, 3), groups=3), drawn(6, 4, 3, 2), stride=2), 1)
@@ -81,7 +81,9 @@ def net() -> Trace:
             F.interpolate(x, (5, 3), mode="bilinear").sort(-1)[0]
             + F.fold(F.unfold(x, 3, padding=1), x.shape[-2:], 3, padding=1)[..., :5, :3].mean()
         )
-        return torch.linalg.inv(torch.fft.rfft(x).abs()[0, 0, :2]) + x.nonzero().sum()
+        half = x.bfloat16().reshape(-1, 3)
+        loss = F.nll_loss(half.log_softmax(-1), torch.arange(len(half)) % 3) + F.mse_loss(half, half.flip(0))
+        return torch.linalg.inv(torch.fft.rfft(x).abs()[0, 0, :2]) + x.nonzero().sum() + loss + half.prod(1).mean()
 
     return trace(program, drawn(1, 6, 7, 5), opaque=True)
 

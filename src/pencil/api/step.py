@@ -91,7 +91,8 @@ class StepMaker:
     @property
     def targets(self) -> list[int]:
         """The right index for each row of the logits, less than 0 where there is none."""
-        return torch.as_tensor(self._live.traced_model.targets).flatten().tolist()
+        targets = self._live.traced_model.targets
+        return [] if targets is None else torch.as_tensor(targets).flatten().tolist()
 
     def _loss(self, model: Any, *inputs: Tensor) -> Tensor:
         if self._live.loss is not None:
@@ -121,8 +122,27 @@ class StepMaker:
 
 
 def step_on(loaded: Loaded, live: LiveTrace) -> StepTrace:
-    """The training step on what a trace has read."""
+    """The training step on what a trace has read, in the precision of the weights as they are loaded."""
     return StepMaker(loaded, live).record()
+
+
+def precision_note(run: Run) -> str:
+    """What to say of a step on an input, where the run was trained in another precision than it is recorded in."""
+    if not _trained_in_bfloat16(run):
+        return ""
+    return "this run was trained in bfloat16, and the step on an input is recorded in single precision"
+
+
+def _trained_in_bfloat16(run: Run) -> bool:
+    dtype = run.config["train"].get("dtype", "auto")
+    return dtype == "bfloat16" or (dtype == "auto" and _trained_on(run).startswith("cuda"))
+
+
+def _trained_on(run: Run) -> str:
+    """The device that a run was trained on, as its newest checkpoint has it; "auto" if none does."""
+    saved, _ = checkpoint.find(Path(str(run.path)))
+    state = (checkpoint.state_of(saved[0]) if saved else None) or {}
+    return str(state.get("device") or run.config["train"].get("device") or "auto")
 
 
 class NamedLoss:
@@ -183,9 +203,10 @@ def trace_update(run: str | Path, step: int, announce: Callable[[str], None] = l
 def prepare_replay(opened: Run, announce: Callable[[str], None]) -> tuple[Trainer, list[StepTape]]:
     """A trainer of the run on a CPU, and a list: while it holds a tape, the loss has its name there."""
     config = build(TrainConfig, resumed(opened.path, opened.config["train"], {}), "train.")
-    was = opened.config["run"].get("device") or opened.config["train"].get("device")
-    if was not in (None, "auto", "cpu"):
-        announce(f"it was trained on {was}: replayed on a CPU, its weights differ by rounding")
+    if (was := _trained_on(opened)) not in ("auto", "cpu"):
+        half = _trained_in_bfloat16(opened) and config.dtype == "auto"
+        precision = " in bfloat16: replayed on a CPU in single precision" if half else ": replayed on a CPU"
+        announce(f"it was trained on {was}{precision}, its weights differ by rounding")
     config, recording = _as_recorded(config), []
     task = NamedLoss(task_of(opened, config, None, announce), lambda: recording[-1] if recording else None)
     return Trainer(task, opened, config, quiet=True), recording  # pyright: ignore[reportArgumentType]

@@ -378,7 +378,7 @@ def open_trace(
 def _open_step(what: str, record: "Family", options: Any, step: StepOptions, double: bool) -> Any:
     """The trace of a training step of a run."""
     from ..api.loading import load
-    from ..api.step import step_on, trace_update
+    from ..api.step import precision_note, step_on, trace_update
 
     if step.update_at is not None:
         if double:
@@ -387,6 +387,8 @@ def _open_step(what: str, record: "Family", options: Any, step: StepOptions, dou
     options.check()
     loaded = load(what, dtype="auto")
     assert record.trace is not None
+    if remark := precision_note(loaded.run):
+        note(remark)
     opened = step_on(loaded, record.trace(loaded, options, double))
     opened.alone = "they answer, and this is a training step"
     return opened

@@ -22,6 +22,7 @@ from .rules import (
     log,
     row_major,
     rule,
+    running_total,
     sqrt,
     square,
     step,
@@ -221,9 +222,9 @@ def _layer_norm(call: Call) -> Plan:
         here, rows = row_major(call.shape), size // n
         all_g, all_x = (cells(t, here, [(n, rows)]) for t in (g, x))
         if which == 2:
-            return total(all_g)
+            return running_total(all_g, x.dtype)
         mean, inverse = (cells(t, [0] * len(here), [(1, rows)]) for t in (call.mean, call.rstd))
-        return total(all_g * (inverse * all_x - inverse * mean))
+        return running_total(all_g * (inverse * all_x - inverse * mean), x.dtype)
     row = [s if d < lead else 0 for d, s in enumerate(strides)]
     mean, a = (cells(t, [s // n for s in row]) for t in (call.mean, call.rstd))
     row_g, row_x, own_g = cells(g, row, [(1, n)]), cells(x, row, [(1, n)]), call.broadcast(g)

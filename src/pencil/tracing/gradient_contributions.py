@@ -82,7 +82,7 @@ class GradientContributions:
         match tree:
             case ("is", _, part) | ("made", _, part) | ("picked", _, part) | ("rounded", part):
                 yield from self._of_tree(part, factor, known)
-            case "sum", terms:
+            case "sum", terms, *_:
                 for i, term in enumerate(terms):
                     value, where = factor * _value(term), self._of_term(term, i, len(terms)) or known
                     whole = where is not None and (where[0] or not self._batched)

@@ -285,6 +285,8 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
             terms = np.where(np.isfinite(xs[0]), np.abs(xs[0]), 0)
             total = (terms + es[0]).sum(-1, keepdims=True)
             errors = np.broadcast_to(es[0], xs[0].shape).sum(-1, keepdims=True)
+            if len(xs) > 1:  # adding 0 rounds nothing
+                return out, errors + np.maximum((terms != 0).sum(-1, keepdims=True) - 1, 0) * xs[1] * total
             return out, errors + (xs[0].shape[-1] - 1) * u * total
         case "argmax" | "argmin" | "kth_at":
             # kernels do not agree on which of equal values comes first
@@ -293,7 +295,7 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
             return out, np.where(tied, float(xs[0].shape[-1]), 0.0)
         case "prod":
             errors = np.broadcast_to(es[0], xs[0].shape).sum(-1, keepdims=True)
-            return out, errors * np.maximum(size, 1) + u * size * xs[0].shape[-1]
+            return out, errors * np.maximum(size, 1) + (xs[1] if len(xs) > 1 else u) * size * xs[0].shape[-1]
         case _ if function.reduces:
             return out, np.broadcast_to(es[0], xs[0].shape).max(-1, keepdims=True)
         case "if":

@@ -47,7 +47,7 @@ def check_targets(targets: Any, logits: Tensor) -> Tensor:
         raise UserError(f"a target is {int(targets.max())}, and the model tells {logits.shape[-1]} apart, from 0")
     if (targets < 0).all():
         raise UserError("no position has a target, so there is no loss: give at least one that is not below 0")
-    return targets.long()
+    return targets.long().to(logits.device)
 
 
 EXACT = (torch.float32, torch.float64)  # logits in half precision have their softmax in single precision

@@ -25,7 +25,7 @@ class Function:
 
 
 def _reducer(of: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x: of(x, axis=-1, keepdims=True)
+    return lambda x, *_: of(x, axis=-1, keepdims=True)
 
 
 def _kth(x: Any, k: Any) -> Any:
@@ -99,6 +99,7 @@ FUNCTIONS: dict[str, Function] = {
     "real": Function(np.real, "real part of {}"),
     "imag": Function(np.imag, "imaginary part of {}"),
     # lists of terms to one value
+    # with a second argument: the relative rounding of the running total, where that is stored in half precision
     "sum": Function(_reducer(np.sum), "Σ({})", "SUM({})", reduces=True),
     "prod": Function(_reducer(np.prod), "Π({})", "PRODUCT({})", reduces=True),
     "max": Function(_reducer(np.max), "max({})", "MAX({})", reduces=True),

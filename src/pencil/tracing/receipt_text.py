@@ -197,7 +197,7 @@ def _text(tree: Tree, digits: int, evaluated: Evaluated) -> tuple[str, int]:
             return _number(number, digits)
         case "is", *_:
             return _number(plain(weigh(tree, EXACT, evaluated)[0]), digits)
-        case "sum", terms:
+        case "sum", terms, *_:
             return _sum(terms, digits, evaluated), 0
         case (head, terms, *rest) if FUNCTIONS[head].reduces:
             written = [text(part, digits, evaluated) for part in terms[:8]]

@@ -51,6 +51,23 @@ class PlainLSTM(TorchFunctionMode):
             torch._C._set_mkldnn_enabled(enabled)
 
 
+@contextmanager
+def whole_products() -> Iterator[None]:
+    """On CUDA products of all digits, summed in single precision: without TF32 and sums in half precision."""
+    backends: Any = torch.backends
+    products = backends.cuda.matmul
+    settings = [(products, "fp32_precision", "ieee"), (backends.cudnn.conv, "fp32_precision", "ieee")]
+    settings += [(products, f"allow_{kind}_reduced_precision_reduction", False) for kind in ("bf16", "fp16")]
+    before = [(where, name, getattr(where, name)) for where, name, _ in settings]
+    try:
+        for where, name, value in settings:
+            setattr(where, name, value)
+        yield
+    finally:
+        for where, name, value in before:
+            setattr(where, name, value)
+
+
 class TracedModel:
     """A model with its inputs: can be run again, with other edits."""
 
@@ -196,6 +213,8 @@ class TracedModel:
             stack.enter_context(torch.inference_mode(False))  # in it operations come whole
             stack.enter_context(torch.enable_grad() if gradients else torch.no_grad())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if torch.cuda.is_available():
+                stack.enter_context(whole_products())
             stack.enter_context(PlainLSTM())
             stack.enter_context(tape)
             yield

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Array, Plan
+from .graph import ROUNDING, Array, Plan
+from .half_precision import HALF
 
 
 def _operator(head: str) -> tuple[Callable[..., "P"], Callable[..., "P"]]:
@@ -54,6 +55,11 @@ exp, log, sqrt, erf, tanh, sin, cos = map(fn, ("exp", "log", "sqrt", "erf", "tan
 total, most, least, square, choose = map(fn, ("sum", "max", "min", "square", "if"))
 
 
+def running_total(terms: Plan, dtype: str) -> P:
+    """A sum whose running total is stored in this dtype."""
+    return total(terms, ROUNDING[dtype]) if dtype in HALF else total(terms)
+
+
 @dataclass(frozen=True)
 class In:
     """A tensor an operation read: its node, shape and dtype."""
@@ -61,6 +67,10 @@ class In:
     node: int
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def half(self) -> bool:
+        return self.dtype in HALF
 
     @property
     def exact(self) -> bool:
@@ -322,6 +332,7 @@ for _op, (_kind, _names, _formula) in ELEMENTWISE.items():
 @rule("sum", "add", "sub", "rsub")
 def _add(call: Call) -> Plan:
     a, b, alpha = call.broadcast(call.self), call.broadcast(call.other), call.get("alpha", 1)
+    alpha = fn("rounded")(alpha) if alpha != 1 and call.dtype in HALF else alpha
     if call.dtype == "bool":
         return fn("or")(a, b)
     if call.op == "rsub":
@@ -386,7 +397,7 @@ def _random_relu(call: Call) -> Plan:
         return "noise"
     x = call.broadcast(call.self)
     drawn = (
-        cells(call.me + 1, row_major(call.shape))
+        fn("rounded")(cells(call.me + 1, row_major(call.shape)))
         if call.get("training")
         else (call.get("lower", 0.125) + call.get("upper", 1 / 3)) / 2
     )
@@ -525,7 +536,8 @@ def _softmax(call: Call) -> Plan:
     top = step("max", most(terms))
     sum_ = step("total", total(exp(terms - top)))
     if call.op == "_log_softmax":
-        return x - top - log(sum_)
+        # in half precision the sum and its logarithm are stored in it
+        return x - top - (fn("rounded")(log(fn("rounded")(sum_))) if call.self.half else log(sum_))
     if call.op == "_safe_softmax":
         # a fully masked row gives zeros
         return choose(fn("eq")(top, -math.inf), 0, exp(x - top) / sum_)
@@ -605,10 +617,11 @@ def _nll(call: Call) -> Plan:
     divisor: Any = len(counted)
     if weight is not None:
         weights = P(("list", weight.node, call.table(targets[counted][None]), len(counted)))
-        terms, divisor = weights * terms, total(weights)
+        terms, divisor = weights * terms, running_total(weights, weight.dtype)
     if call.out == 1:
         return divisor
-    return -total(terms) / divisor if reduction == 1 else -total(terms)
+    summed = running_total(terms, x.dtype)
+    return -summed / (fn("rounded")(divisor) if x.half else divisor) if reduction == 1 else -summed
 
 
 def _distance(x: P, y: P, limit: float) -> Any:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError
+from ..device import random_state
 from .block_trace import BlockTrace
 from .folding import fold_norms
 from .gradient_contributions import GradientContributions
@@ -180,16 +181,17 @@ def record_step(
         raise UserError(f"keep must be auto, all or blocks, not {keep}")
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("this model has no parameters that need gradients")
-    if device := next((p.device for p in model.parameters() if p.device.type != "cpu"), None):
-        raise UserError(f"a step is recorded on a CPU, and this model is on {device}: give model.cpu()")
+    device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"a step is recorded on a CPU or on CUDA, and this model is on {device}: give model.cpu()")
     traced = TracedModel(model, (), {}, {}, opaque)
     if keep != "blocks":
-        random = torch.get_rng_state()
+        restore = random_state(device)
         try:
             # a backward pass keeps about as much again
             return _recorded(traced, optimizers, step, training, BUDGET // 2 if keep == "auto" else None), traced
         except TooMuch:
-            torch.set_rng_state(random)
+            restore()
     return _recorded(traced, optimizers, step, training, closed=True), traced
 
 
@@ -210,6 +212,13 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
         if not any(kind.__name__ in DESCRIBED for kind in type(optimizer).__mro__):
             known = f"{', '.join(DESCRIBED[:-1])} and {DESCRIBED[-1]}"
             raise UserError(f"the update of {type(optimizer).__name__} is not described: {known} are")
+        for group in optimizer.param_groups:
+            eps = group.get("eps", 0)
+            if not group.get("fused") and any(eps and not torch.tensor(eps, dtype=p.dtype) for p in group["params"]):
+                raise UserError(
+                    f"the eps {eps:g} of {type(optimizer).__name__} is 0 in float16, so its step would divide by 0: "
+                    "give eps=1e-4, fused=True, or weights in float32"
+                )
 
 
 def check_owned(optimizers: Sequence[Any], model: nn.Module) -> None:

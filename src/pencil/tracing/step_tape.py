@@ -14,7 +14,7 @@ An operation after the loss that has no rule is a leaf: its value is recorded, a
 """
 
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,12 +27,14 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError
+from ..device import random_state
 from .backward_rules import accumulated, adam, cells, first_moment, placed, second_moment
 from .graph import Node, Plan
+from .half_precision import HALF
 from .optimizer_settings import adam_settings, numbers_of, update_formula, with_settings
 from .plan_functions import FUNCTIONS
 from .rules import row_major, step
-from .tape import Tape, mapped, memory_of, off, tensors
+from .tape import Tape, dtype_of, mapped, memory_of, off, tensors
 
 GRADIENT, CLIPPED, OLD, NEW, NORM, MUON = "grad:", "clipped:", "old:", "new:", "norm:", "muon:"
 PROBABILITIES, LOG_PROBABILITIES = "probabilities", "log_probabilities"
@@ -44,7 +46,7 @@ class ClosedBlock:
 
     first: int
     training: list[bool]
-    random: Tensor  # the state of the random numbers
+    restore_random: Callable[[], None]  # brings the state of the random numbers back
     end: int = 0
     wanted: set[str] = field(default_factory=set)  # the inputs that need gradients
     parameters: dict[str, int] = field(default_factory=dict)  # by their names inside -> the nodes of their values
@@ -72,6 +74,7 @@ class StepTape(Tape):
         self._after_loss = False
         self.parameters: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self.optimizers = list(optimizers)
+        self.device = next((p.device for p in self.parameters if p.device.type != "cpu"), torch.device("cpu"))
         self._made_at: dict[int, str] = {}  # number of an autograd node -> the module in which it was made
         self._gradients: dict[Tensor, int] = {}  # parameter -> the node of its gradient, as it was last added to
         self._zeros: dict[str, int] = {}  # dtype -> the node of a zero
@@ -289,8 +292,10 @@ class StepTape(Tape):
             steps = cells(nodes[4], [0] * len(here))
             if options["weight_decay"] and not decoupled:
                 gradient = step("g + λw", gradient + settings["weight_decay"] * weight)
-            m_now = cells(self._written(m, "adam.m", first_moment(old_m, gradient, settings)), here)
-            v_now = cells(self._written(v, "adam.v", second_moment(old_v, gradient, settings)), here)
+            m_now, v_now = first_moment(old_m, gradient, settings), second_moment(old_v, gradient, settings)
+            stored = cells(self._written(m, "adam.m", m_now), here), cells(self._written(v, "adam.v", v_now), here)
+            if dtype_of(p) not in HALF:  # else the weight is made from the moments before they are rounded
+                m_now, v_now = stored
             self._written(p, "adam", adam(weight, m_now, v_now, steps, settings, decoupled))
 
     @property
@@ -328,7 +333,8 @@ class StepTape(Tape):
             raise UserError("values added at places of axes that are not neighbours have no receipt yet")
         inside = n.shape[indexed]
         with off():
-            places = torch.arange(prod(inside)).reshape(inside)[tuple(indices[indexed])]
+            at = tuple(index.cpu() for index in indices[indexed])
+            places = torch.arange(prod(inside)).reshape(inside)[at]
         if values.shape != (*n.shape[: indexed.start], *places.shape, *n.shape[indexed.stop :]):
             raise UserError("one value added at several places has no receipt yet")
         node = self._add(places.contiguous(), "places", "constant", None)
@@ -351,7 +357,7 @@ class StepTape(Tape):
         super().close_block(path, module, args, kwargs)
         modes = [m.training for m in module.modules()]
         self._versions += [(buffer, buffer._version) for buffer in module.buffers()]
-        block = self.inside[path] = ClosedBlock(_next_number(), modes, torch.get_rng_state())
+        block = self.inside[path] = ClosedBlock(_next_number(), modes, random_state(self.device))
         views: dict[Tensor, Tensor] = {}
 
         def view(key: tuple[str, str], value: Tensor) -> Tensor:
@@ -423,15 +429,17 @@ class StepTape(Tape):
     def again(self, node: int, needs_gradient: bool) -> Tensor:
         """The value of a node as a tensor that is known as that node."""
         with off():
-            value = self.values[node]
-            new = torch.from_numpy(self.value(node).copy()) if value is None else value.detach()
+            value, n = self.values[node], self.nodes[node]
+            if value is None:
+                value = torch.from_numpy(self.value(node)).to(self.device, getattr(torch, n.dtype))
+            new = value.detach()
         self._own(new, node)
         return new.requires_grad_(needs_gradient)
 
     def run_again(self, path: str) -> dict[Any, Tensor]:
         """Run a closed block forward and backward, recorded this time: what it computed, as `block_opened` takes it."""
         module, args, kwargs = self.blocks[path]
-        block, before, self._after_loss = self.inside[path], torch.get_rng_state(), False
+        block, restore_random, self._after_loss = self.inside[path], random_state(self.device), False
         self.path = path.split("#")[0]
         leaves: dict[Any, Tensor] = {}
 
@@ -456,11 +464,11 @@ class StepTape(Tape):
         try:
             for (m, _), mode in zip(modes, block.training, strict=True):
                 m.training = mode
-            torch.set_rng_state(block.random)
+            block.restore_random()
             out = dict(enumerate(tensor for _, tensor in tensors(module(*args, **kwargs), "")))
         finally:
             self.give_parameters_back()
-            torch.set_rng_state(before)
+            restore_random()
             for m, mode in modes:
                 m.training = mode
         wanted = {key: leaf for key, leaf in leaves.items() if leaf.requires_grad}

@@ -30,6 +30,7 @@ from . import backward_rules as _backward_rules  # noqa: F401  for what it adds 
 from . import index_rules as _index_rules  # noqa: F401
 from . import window_rules as _window_rules  # noqa: F401
 from .graph import Array, Graph, Node, Plan
+from .half_precision import rounded_steps
 from .rules import RULES, Call, In
 
 # ---- arguments and results as they come: tensors alone, in lists, in tuples, in dictionaries; each by a name
@@ -434,6 +435,7 @@ class Tape(TorchDispatchMode, Graph):
         n = self.nodes[node]
         try:
             self._plan(node, func, op, inputs, arguments, i, me)
+            n.plan = rounded_steps(n, n.plan)
         except UserError as error:
             if not self.leaves_out:
                 raise UserError(f"{error}; with opaque=True it is a leaf, of which only the values are known") from None
@@ -482,7 +484,7 @@ class Tape(TorchDispatchMode, Graph):
         if isinstance(value, np.ndarray):
             return self._add(torch.as_tensor(value).to(getattr(torch, dtype)), name, "constant", None)
         if name == "folded":
-            own = self.values[node]
+            own, plan = self.values[node], rounded_steps(n, plan)
             assert own is not None
             with off():
                 own = own.reshape(shape)

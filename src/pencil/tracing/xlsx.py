@@ -140,7 +140,7 @@ FORMULA_CHARACTERS, MOST_ARGUMENTS = 8192, 255  # of a formula and of a function
 # what works on a whole range inside SUMPRODUCT; IF, MAX, AND and ERF do not, or not everywhere
 OVER_RANGES = {
     "add", "sub", "mul", "div", "neg", "pow", "square", "sqrt", "exp", "log",
-    "sin", "cos", "tan", "atan", "tanh", "abs",
+    "sin", "cos", "tan", "atan", "tanh", "abs", "rounded",
 }  # fmt: skip
 
 

@@ -39,7 +39,9 @@ function reduced(op: string, list: Weight[], args: Weight[], u: number): Weight 
   const scale = finite(value) ? size(value) : 0;
   if (op === "sum") {
     const weight = list.reduce((sum, w) => sum + (finite(w.value) ? size(w.value) : 0) + w.error, 0);
-    return { value, error: pairwise(errors) + (list.length - 1) * u * weight };
+    // with a second argument the running total is rounded so; adding 0 rounds nothing
+    const rounded = args.length ? Math.max(list.filter((w) => w.value !== 0).length - 1, 0) * args[0].value : (list.length - 1) * u;
+    return { value, error: pairwise(errors) + rounded * weight };
   }
   if (["argmax", "argmin", "kth_at"].includes(op)) {
     // kernels do not agree on which of equal values comes first
@@ -47,7 +49,7 @@ function reduced(op: string, list: Weight[], args: Weight[], u: number): Weight 
     const tied = list.filter((w) => same(w.value, best) || (unlike(w.value) && unlike(best))).length > 1;
     return { value, error: tied ? list.length : 0 };
   }
-  if (op === "prod") return { value, error: pairwise(errors) * Math.max(scale, 1) + u * scale * list.length };
+  if (op === "prod") return { value, error: pairwise(errors) * Math.max(scale, 1) + (args[0]?.value ?? u) * scale * list.length };
   return { value, error: errors.reduce((a, b) => Math.max(a, b)) };
 }
 
