@@ -1,6 +1,7 @@
 """A small untrained GPT behind the real server on a free port, and an engine without a server."""
 
 import threading
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -9,7 +10,9 @@ from openai import OpenAI
 
 from pencil.data.tokenizers.tokenizer import ByteTokenizer
 from pencil.inference.sampling import Sampling
+from pencil.models.captioner import Captioner, CaptionerConfig
 from pencil.models.gpt import GPT, GPTConfig
+from pencil.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from pencil.runs.run import Loaded
 from pencil.serve.app import Api, Served, server_for
 from pencil.serve.engine import Continuation, Engine
@@ -22,18 +25,33 @@ HANG_SECONDS = 300  # until a test that hangs fails; a busy machine changes noth
 
 
 def small_gpt(**settings):
-    """Weights so large that the next token is far from certain and far from uniform."""
     torch.manual_seed(5)
     sizes = dict(vocab=257, context=101, width=24, depth=2, heads=3) | settings
-    model = GPT(GPTConfig(**sizes)).eval()
+    return large_weights(GPT(GPTConfig(**sizes)))
+
+
+def large_weights(model):
+    """Weights so large that the next token is far from certain and far from uniform."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)
-    return model
+    return model.eval()
+
+
+def small_captioner(**settings):
+    torch.manual_seed(6)
+    sizes = dict(vocab=257, context=61, width=24, depth=2, heads=3, image_size=(6, 10), patch=(2, 5)) | settings
+    return large_weights(Captioner(CaptionerConfig(**sizes)))
+
+
+def small_seq2seq(**settings):
+    torch.manual_seed(7)
+    sizes = dict(vocab=257, context=61, source_context=29, width=24, depth=2, heads=3) | settings
+    return large_weights(Seq2Seq(Seq2SeqConfig(**sizes)))
 
 
 def small_engine(model=None, tokenizer=None, **sizes):
-    sizes = dict(tiles=2, rows=5, piece=16, prefixes=7, waiting=3) | sizes
+    sizes = dict(tiles=2, rows=3, piece=16, prefixes=7, waiting=3) | sizes
     return Engine(model or small_gpt(), tokenizer or ByteTokenizer(ended=True), **sizes)
 
 
@@ -69,6 +87,11 @@ def server(engine=None, template=None, seconds=HANG_SECONDS, token=None, lan=Fal
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
+        deadline = time.monotonic() + HANG_SECONDS
+        while not running.started:
+            assert thread.is_alive(), "the server did not start"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         yield SimpleNamespace(port=port, api=api, engine=engine, url=f"http://127.0.0.1:{port}", server=running)
     finally:
         running.should_exit = running.force_exit = True

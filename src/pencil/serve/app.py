@@ -13,9 +13,10 @@ import sys
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import uvicorn
@@ -28,8 +29,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
+from ..config import UserError
 from ..explore.requests import Refused
 from ..explore.uploads import Pictures
+from ..families.explore_profile import Prompt
 from ..families.family import family
 from ..families.predictions import input_transform
 from ..runs.run import Loaded
@@ -45,11 +48,13 @@ from .openai_format import (
     chat_request,
     completion_request,
     event,
+    input_of,
     messages_of,
     parse,
+    texts_of,
     to_json,
 )
-from .vectors_and_classes import class_of, classes, embeddings, format_of, inputs_of, picture, vector_of
+from .vectors_and_classes import class_of, classes, embeddings, format_of, picture, vector_of
 from .worker import Mailbox, Worker
 
 HEADER_SECONDS, BODY_SECONDS = 10.0, 30.0  # for the headers and the body of a request to arrive
@@ -76,6 +81,21 @@ class Served:
     template: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
+    @cached_property
+    def takes(self) -> frozenset[str]:
+        """What the model reads: a text, and perhaps a picture or a source."""
+        explore = family(self.loaded.run.family).explore
+        return frozenset(explore.takes(self.loaded)) if explore is not None else frozenset()
+
+    def read(self, given: Mapping[str, Any], name: str) -> Prompt:
+        """A picture or a source, and how the answer begins, as the model reads them."""
+        explore = family(self.loaded.run.family).explore
+        assert explore is not None
+        try:
+            return explore.read(self.loaded, given)
+        except UserError as error:
+            raise RequestError(str(error), field=name) from None
+
     @property
     def card(self) -> dict[str, Any]:
         c = self.loaded.model.config
@@ -93,6 +113,7 @@ class Api:
         self.templates, self.pictures = Templates(), Pictures()
         self.receipts: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.stopping = False
+        self._sees = any("picture" in one.takes for one in served)
         self._seconds, self._debug, self._log_prompts = seconds, debug, log_prompts
 
     # ---- generated text
@@ -100,13 +121,25 @@ class Api:
     async def completions(self, request: Request) -> Response:
         data, served = await self._asked(request)
         tokenizer, context = self._text(served)
-        asked = await _aside(request, lambda: completion_request(data, tokenizer, context))
+        if "picture" in served.takes:
+            raise RequestError(f"{served.name} describes pictures; ask /v1/chat/completions", field="model")
+        read = (lambda text: served.read({"source": text}, "prompt")) if "source" in served.takes else None
+        asked = await _aside(request, lambda: completion_request(data, tokenizer, context, read))
         return await self._generate(request, served, asked, chat=False)
 
     async def chat(self, request: Request) -> Response:
-        data, served = await self._asked(request)
+        data, served = await self._asked(request, PICTURE_BYTES if self._sees else BODY_BYTES)
         tokenizer, context = self._text(served)
         messages = messages_of(data)
+        if served.takes & {"picture", "source"}:
+            given = input_of(messages, served.takes)
+            if "picture" in given:
+                given["picture"] = await self._decoded(served, given["picture"], "messages")
+            before = int(getattr(served.loaded.model.config, "before", 0))
+            asked = await _aside(
+                request, lambda: chat_request(data, served.read(given, "messages"), tokenizer, context, before)
+            )
+            return await self._generate(request, served, asked, chat=True)
         if served.template is None:
             raise RequestError(
                 f"{served.name} has no chat template, so it was not trained on messages; ask /v1/completions, or start "
@@ -212,7 +245,7 @@ class Api:
 
     async def embeddings(self, request: Request) -> Response:
         data, served = await self._asked(request)
-        texts, form = inputs_of(data), format_of(data)
+        texts, form = texts_of(data.get("input"), "input"), format_of(data)
         if family(served.loaded.run.family).embed is None:
             raise RequestError(f"{served.name} is a {served.loaded.run.family}, which gives no vector of a text",
                                field="model")  # fmt: skip
@@ -221,19 +254,22 @@ class Api:
 
     async def classify(self, request: Request) -> Response:
         data, served = await self._asked(request, PICTURE_BYTES)
-        given, config = inputs_of(data), served.loaded.model.config
+        given = texts_of(data.get("input"), "input")
         explore = family(served.loaded.run.family).explore
         if explore is None or explore.output(served.loaded) != "classes":
             raise RequestError(f"{served.name} is a {served.loaded.run.family} without classes", field="model")
         inputs: list[Any] = list(given)
-        if hasattr(config, "image_size"):
-            transform = asdict(input_transform(served.loaded))
-            try:
-                inputs = [picture(await self.pictures.read(one, transform)) for one in given]
-            except Refused as error:
-                raise RequestError(str(error), error.status, "input") from None
+        if "picture" in served.takes:
+            inputs = [picture(await self._decoded(served, one, "input")) for one in given]
         found = await self._each(request, served, inputs, lambda one: class_of(served.loaded, one))
         return reply(classes(served.name, found))
+
+    async def _decoded(self, served: Served, url: str, name: str) -> str:
+        """A picture as the data URL of a plain PNG at the model's size, decoded in a process of its own."""
+        try:
+            return await self.pictures.read(url, asdict(input_transform(served.loaded)))
+        except Refused as error:
+            raise RequestError(str(error), error.status, name) from None
 
     async def _each(
         self, request: Request, served: Served, inputs: Sequence[Any], compute: Callable[[Any], Any]

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +21,12 @@ from torch import Tensor
 from ..config import UserError
 from ..core.cache import Cache
 from ..device import free_memory
+from ..families.family import family
 from ..inference.sampling import NOT_FINITE
 from ..inference.text_stream import TextStream
-from ..models.gpt import GPT
 from .errors import TOO_LONG, RequestError
 from .row_sampling import RowRules, Rules
-from .tile import Newest, Tile, steady
+from .tile import Newest, Tile, steady, whole_keys
 
 DRAWN = 64  # random numbers of a sequence drawn at a time
 
@@ -64,6 +64,7 @@ class Continuation:
     rules: Rules
     listener: Callable[[Piece], None]
     sample: int = 0  # which of several samples of a request this is: each has a random stream of its own
+    given: Mapping[str, Any] = field(default_factory=dict)  # a picture or a source, by the model's own name
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
     top: int = 0  # how many of the likeliest tokens are listed
@@ -131,8 +132,11 @@ class Engine:
         self.vocab = int(tokenizer.vocab)
         self.piece, self.waiting = min(piece, self.context), waiting
         device = next(model.parameters()).device
+        if len(model.INPUTS) > 1:  # what a text begins with is then read after a picture, or beside a source
+            prefixes = 0
         self.bytes = _check_memory(model, tiles * rows, prefixes * self.piece, device)
-        biased = bool(getattr(model.positions, "biases_scores", False))  # a bias is added to all keys at once
+        schemes = [getattr(model, name, None) for name in ("positions", "image_positions")]
+        biased = any(getattr(one, "biases_scores", False) for one in schemes)  # a bias is added to all keys at once
         self.tiles = [Tile(model, rows, self.context, self.piece, biased) for _ in range(tiles)]
         self.rules = [RowRules(rows, self.vocab, device) for _ in range(tiles)]
         self.rows: list[list[Continuation | None]] = [[None] * rows for _ in range(tiles)]
@@ -259,9 +263,10 @@ class Engine:
         one, tile = self.rows[t][p], self.tiles[t]
         assert one is not None
         assert one.row is not None
-        first = one.row.filled
+        first = tile.read(one.row)
         last = min(first + self.piece, len(one.prompt))
-        logits = tile.prefill(one.row, one.prompt[first:last])
+        logits = tile.prefill(p, one.row, one.prompt[first:last], one.given)
+        one.given = {}
         self.counts["prompt"] += last - first
         if last - first == self.piece:
             name = self._names(one.prompt[:last])[-1]
@@ -347,9 +352,10 @@ def new_seed() -> int:
 
 def _check_memory(model: Any, rows: int, kept: int, device: torch.device) -> int:
     """The bytes of the caches; what does not fit is refused before it is allocated."""
-    c, weight = model.config, next(model.parameters())
-    a_token = 2 * c.depth * c.kv_head_count * c.head_width * weight.element_size()
-    needed, free = a_token * (rows * int(c.context) + kept), free_memory(device)
+    c, smallest = model.config, model.new_cache(1, 1)
+    a_token, before = smallest.nbytes // smallest.length, smallest.length - 1  # a picture's tokens are before the text
+    a_row = whole_keys(before + int(c.context)) + int(getattr(c, "source_context", 0))
+    needed, free = a_token * (rows * a_row + kept), free_memory(device)
     if needed > free:
         raise UserError(
             f"the cache of {rows} rows needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "
@@ -359,5 +365,6 @@ def _check_memory(model: Any, rows: int, kept: int, device: torch.device) -> int
 
 
 def can_continue(loaded: Any) -> bool:
-    """Whether a run's model continues texts: a decoder alone, with a tokenizer."""
-    return type(loaded.model) is GPT and loaded.tokenizer is not None
+    """Whether a run's model writes texts token by token."""
+    explore = family(loaded.run.family).explore
+    return explore is not None and explore.writes and loaded.tokenizer is not None

@@ -9,7 +9,11 @@ TEXT = {"type": "string"}
 STOP = {"oneOf": [TEXT, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MOST_STOPS}]}
 IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT = {"oneOf": [{"type": "string"}, {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MOST_PROMPTS}, IDS]}
-MESSAGE = {"type": "object", "required": ["role", "content"], "properties": {"role": TEXT, "content": TEXT}}
+URL = {"type": "object", "required": ["url"], "properties": {"url": TEXT}}
+PART = {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "image_url"]}, "text": TEXT,
+                                                               "image_url": URL}}  # fmt: skip
+CONTENT = {"oneOf": [TEXT, {"type": "array", "items": PART}]}
+MESSAGE = {"type": "object", "required": ["role", "content"], "properties": {"role": TEXT, "content": CONTENT}}
 MESSAGES = {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": MOST_MESSAGES}
 BIAS = {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         "maxProperties": MOST_BIASED}  # fmt: skip

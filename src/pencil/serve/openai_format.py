@@ -8,18 +8,19 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..config import UserError
+from ..families.explore_profile import Prompt
 from ..inference.sampling import Sampling
 from .engine import Continuation, Piece, Token, new_seed
 from .errors import RequestError
 from .row_sampling import Rules
 
 MOST_PROMPTS, MOST_CHARACTERS, MOST_STOPS, MOST_BIASED = 64, 1_000_000, 4, 300
-MOST_MESSAGES, MOST_SAMPLES = 1000, 16
+MOST_MESSAGES, MOST_SAMPLES, MOST_VALUES = 1000, 16, 200_000
 
 
 @dataclass(frozen=True)
@@ -96,19 +97,23 @@ class Asked:
     include_usage: bool
     top: int | None  # how many of the likeliest tokens are listed; None where no logprobs were asked for
     echo: bool = False
+    given: Sequence[Mapping[str, Any]] = ()  # the picture or the source of each prompt, where the model reads one
+    read: int = 0  # tokens that these are
 
     def continuations(self, seconds: float) -> list[Continuation]:
         """Every sample of every prompt, in the order of `index`."""
         deadline = time.monotonic() + seconds
         return [
-            Continuation(prompt, self.most or 1, self.rules, lambda piece: None, sample, self.stop,
-                         top=self.top or 0, deadline=deadline)
-            for prompt in self.prompts for sample in range(self.n)
+            Continuation(prompt, self.most or 1, self.rules, lambda piece: None, sample,
+                         self.given[i] if self.given else {}, self.stop, top=self.top or 0, deadline=deadline)
+            for i, prompt in enumerate(self.prompts) for sample in range(self.n)
         ]  # fmt: skip
 
 
 def parse(content: bytes) -> dict[str, Any]:
     """The JSON object of a request."""
+    if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:  # parsing them would hold up every other request
+        raise RequestError(f"the request has more than {MOST_VALUES:,} commas and brackets; shorten it", 413)
 
     def refuse(word: str) -> None:
         raise ValueError(word)
@@ -229,16 +234,37 @@ def _ids(given: Any, tokenizer: Any, field: str) -> list[int]:
     return given
 
 
-def completion_request(data: Mapping[str, Any], tokenizer: Any, context: int) -> Asked:
-    """A request to /v1/completions."""
+def completion_request(
+    data: Mapping[str, Any], tokenizer: Any, context: int, read: Callable[[str], Prompt] | None = None
+) -> Asked:
+    """A request to /v1/completions; with `read` the prompts are sources, which it reads."""
     fields = read_fields(data, COMPLETION_FIELDS)
-    if fields["echo"] and fields["logprobs"] is not None:
-        raise RequestError("echo with logprobs is not computed here; leave one of them out", field="echo")
-    prompts = prompts_of(data.get("prompt"), tokenizer)
+    if fields["echo"] and (fields["logprobs"] is not None or read is not None):
+        raise RequestError("echo with logprobs, or of a source, is not computed here; leave it out", field="echo")
+    sources = None if read is None else [read(one) for one in texts_of(data.get("prompt"), "prompt")]
+    prompts = prompts_of(data.get("prompt"), tokenizer) if sources is None else [list(one.ids) for one in sources]
     most = most_of(prompts, fields["max_tokens"], 16, context, "prompt")
     rules = rules_of(fields, data, tokenizer.vocab)
     return Asked(prompts, most, rules, fields["n"], stops_of(data), fields["stream"], _usage_wanted(data),
-                 fields["logprobs"], fields["echo"])  # fmt: skip
+                 fields["logprobs"], fields["echo"], *_beside(sources or ()))  # fmt: skip
+
+
+def _beside(prompts: Sequence[Prompt]) -> tuple[Sequence[Mapping[str, Any]], int]:
+    """What is read beside these prompts, and how many tokens the sources are."""
+    given = [one.given for one in prompts]
+    return given, sum(one["source"].numel() for one in given if "source" in one)
+
+
+def texts_of(given: Any, field: str) -> list[str]:
+    """A text, or several, none of them empty."""
+    several = [given] if isinstance(given, str) else given
+    if not isinstance(several, list) or not several or not all(isinstance(one, str) and one for one in several):
+        raise RequestError(f"{field} must be a string or a list of strings, none of them empty", field=field)
+    if len(several) > MOST_PROMPTS:
+        raise RequestError(f"{field} has {len(several)} entries; at most {MOST_PROMPTS} are taken", field=field)
+    if any(len(one) > MOST_CHARACTERS for one in several if not one.startswith("data:")):
+        raise RequestError(f"{field} has more than {MOST_CHARACTERS:,} characters; shorten it", 413, field)
+    return several
 
 
 def messages_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -266,17 +292,54 @@ def messages_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def chat_request(data: Mapping[str, Any], prompt: str, tokenizer: Any, context: int) -> Asked:
-    """A request to /v1/chat/completions, whose template gave this prompt."""
+def input_of(messages: Sequence[Mapping[str, Any]], takes: Collection[str]) -> dict[str, str]:
+    """The picture or the source of a chat with a model that has no turns, and how its answer begins."""
+    what = "picture" if "picture" in takes else "source"
+    user, *rest = messages
+    if user["role"] != "user" or len(rest) > 1 or any(one["role"] != "assistant" for one in rest):
+        raise RequestError(
+            f"this model answers one {what}: give one message of the user, and after it at most one of the "
+            "assistant, with how the answer begins",
+            field="messages",
+        )
+    if not all(isinstance(one["content"], str) for one in rest):
+        raise RequestError("the message of the assistant is a text", field="messages")
+    given = {"text": rest[0]["content"]} if rest else {}
+    if what == "source":
+        if not isinstance(user["content"], str):
+            raise RequestError("this model reads a text: the message of the user has no other parts", field="messages")
+        return given | {"source": user["content"]}
+    parts = user["content"] if isinstance(user["content"], list) else []
+    image = parts[0].get("image_url") if len(parts) == 1 and parts[0].get("type") == "image_url" else None
+    url = image.get("url") if isinstance(image, dict) else image
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise RequestError(
+            "this model describes one picture and takes no instruction: the content of the user's message is one part "
+            'of the type image_url, whose url is "data:image/png;base64,…"; nothing is fetched from elsewhere',
+            field="messages",
+        )
+    return given | {"picture": url}
+
+
+def chat_request(data: Mapping[str, Any], prompt: str | Prompt, tokenizer: Any, context: int, before: int = 0) -> Asked:
+    """A request to /v1/chat/completions: the prompt that its template gave, or a picture or source that was read.
+
+    A picture is `before` tokens.
+    """
     fields = read_fields(data, CHAT_FIELDS)
-    ids = encode(prompt, tokenizer, "messages", begin=False)  # a template writes the token that begins a text itself
+    if isinstance(prompt, Prompt):
+        ids, read = list(prompt.ids), [prompt]
+    else:
+        ids, read = encode(prompt, tokenizer, "messages", begin=False), []  # a template writes the first token itself
     asked = fields["max_completion_tokens"] or fields["max_tokens"]
     most = most_of([ids], asked, None, context, "messages")
     if fields["top_logprobs"] is not None and not fields["logprobs"]:
         raise RequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
     top = (fields["top_logprobs"] or 0) if fields["logprobs"] else None
     rules = rules_of(fields, data, tokenizer.vocab)
-    return Asked([ids], most, rules, fields["n"], stops_of(data), fields["stream"], _usage_wanted(data), top)
+    given, count = _beside(read)
+    return Asked([ids], most, rules, fields["n"], stops_of(data), fields["stream"], _usage_wanted(data), top,
+                 given=given, read=before + count)  # fmt: skip
 
 
 # ---- answers
@@ -303,7 +366,7 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, Any]:
-        prompt, new = sum(map(len, self.asked.prompts)), sum(map(len, self.tokens))
+        prompt, new = sum(map(len, self.asked.prompts)) + self.asked.read, sum(map(len, self.tokens))
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new,
                 "prompt_tokens_details": {"cached_tokens": self.reused}}  # fmt: skip
 

@@ -19,22 +19,9 @@ from ..families.predictions import Prediction
 from ..families.reader import settings_of, token_row
 from ..runs.run import Loaded
 from .errors import RequestError
-from .openai_format import MOST_CHARACTERS, MOST_PROMPTS, new_id
+from .openai_format import new_id
 
 FORMATS = ("float", "base64")
-
-
-def inputs_of(data: Mapping[str, Any]) -> list[str]:
-    """The texts, or the data URLs of pictures, of a request."""
-    given = data.get("input")
-    several = [given] if isinstance(given, str) else given
-    if not isinstance(several, list) or not several or not all(isinstance(one, str) and one for one in several):
-        raise RequestError("input must be a string or a list of strings, none of them empty", field="input")
-    if len(several) > MOST_PROMPTS:
-        raise RequestError(f"input has {len(several)} entries; at most {MOST_PROMPTS} are taken", field="input")
-    if any(len(one) > MOST_CHARACTERS for one in several if not one.startswith("data:")):
-        raise RequestError(f"input has more than {MOST_CHARACTERS:,} characters; shorten it", 413, "input")
-    return several
 
 
 def format_of(data: Mapping[str, Any]) -> str:
