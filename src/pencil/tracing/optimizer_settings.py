@@ -44,12 +44,19 @@ def adam_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **{key: step(symbol, options[key]) for key, symbol in symbols.items() if options[key]}}
 
 
-def update_formula(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
-    """How an optimizer computes the new weights of a group, and what it is called."""
+def update_formula(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: torch.Tensor) -> str:
+    """How an optimizer computes a new weight of a group, and what it is called; nothing for its rarer variants."""
     name = next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in FORMULAS), "")
     if name == "SGD" and group["momentum"]:
         name += " with Nesterov momentum" if group["nesterov"] else " with momentum"
-    return f"{FORMULAS[name]} ({name})" if name else ""
+    formula = FORMULAS.get(name, "")
+    if name.startswith("SGD") and group["weight_decay"]:
+        formula = formula.replace("·g", "·(g + λ·w)").replace("(g + μ", "(g + λ·w + μ")
+    # Muon's X has more columns than rows; of a joined matrix each part has its own
+    tall = {rows > p.shape[1] for rows in getattr(optimizer, "parts", {}).get(p, p.shape[:1])} if name == "Muon" else ()
+    if not name or len(tall) > 1 or group.get("maximize") or group.get("amsgrad"):
+        return ""
+    return f"{formula.replace('X₅', 'X₅ᵀ') if True in tall else formula} ({name})"
 
 
 def numbers_of(optimizer: torch.optim.Optimizer, shapes: Iterable[Sequence[int]] = ()) -> dict[float, Plan]:

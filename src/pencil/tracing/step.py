@@ -21,6 +21,7 @@ from ..device import random_state
 from .block_trace import BlockTrace
 from .folding import fold_norms
 from .gradient_contributions import GradientContributions
+from .gradient_formulas import Composer, symbols_of
 from .recording import EveryValue, TracedModel, parameters_and_buffers
 from .step_tape import CLIPPED, GRADIENT, LOG_PROBABILITIES, NEW, PROBABILITIES, StepTape
 from .tape import BUDGET, TooMuch
@@ -286,6 +287,7 @@ def _taped(traced: TracedModel, tape: StepTape, training: bool, closed: bool) ->
 def describe_gradients(tape: StepTape) -> None:
     """The symbol and axes of each gradient and each new weight: those of what it is of."""
     _describe_loss(tape)
+    described: list[int] = []
     for name, node in list(tape.names.items()):
         prefix, _, of = name.partition(":")
         n = tape.nodes[node]
@@ -294,8 +296,14 @@ def describe_gradients(tape: StepTape) -> None:
             continue
         forward = tape.nodes[tape.names[of]]
         n.axes = forward.axes
-        if symbol := forward.symbol.split(" = ")[0]:
+        symbols, names = forward.symbol.split(" = "), (forward.name, *forward.also)
+        # a tensor with two names has two symbols
+        if symbol := symbols[names.index(of) if of in names and len(symbols) == len(names) else 0]:
             n.symbol = n.symbol or _WRITTEN[f"{prefix}:"].format(symbol)
+            described.append(node)
+    composer = Composer(tape, symbols_of(tape))
+    for node in described:
+        tape.nodes[node].formula = tape.nodes[node].formula or composer.formula(node)
 
 
 def _describe_loss(tape: StepTape) -> None:

@@ -167,7 +167,7 @@ class StepTape(Tape):
         for p in self._own_parameters(optimizer):
             self.name(p, NEW + self.parameters[p])
             if (n := self.nodes[self.node_of(p)]).name.startswith(NEW):
-                n.formula = update_formula(optimizer, groups[p])
+                n.formula = update_formula(optimizer, groups[p], p)
             for key, value in state_tensors(optimizer, p).items():
                 name = f"{self.parameters[p]}.{key}"
                 # the number of the step is another for every parameter, always the same: found by name, but not listed
@@ -206,7 +206,10 @@ class StepTape(Tape):
             with off():
                 own = self._add(stack[i], n.op, n.kind, of_one(n.plan, i), f"{full}.{name}")
             named.append([i, ["ref", own, 0, [0, *strides[1:]], []]])
-            self.nodes[own].named, self.nodes[own].formula = name[0] not in "AB", muon_formula(name)
+            self.nodes[own].named, self.nodes[own].formula = (
+                name[0] not in "AB",
+                muon_formula(name, len(weight) > weight.shape[1]),
+            )
         n.kind, n.plan = "move", ("cat", 0, named)
 
     # ---- operations
@@ -556,7 +559,7 @@ def of_one(plan: Plan, i: int) -> Plan:
     return plan
 
 
-def muon_formula(name: str) -> str:
+def muon_formula(name: str, tall: bool) -> str:
     """How a matrix on Muon's way is made: of G, the gradient and its momentum, by Newton–Schulz."""
     kind, i = name[0], int(name[1:]) if name[1:].isdigit() else 0
     before, now = (str(n).translate(SUBSCRIPTS) for n in (i - 1, i))
@@ -565,7 +568,7 @@ def muon_formula(name: str) -> str:
         "n": "‖G‖",
         "A": f"X{before}·X{before}ᵀ",
         "B": f"b·A{now} + c·A{now}²",
-        "X": f"a·X{before} + B{now}·X{before}" if i else "G/‖G‖",
+        "X": f"a·X{before} + B{now}·X{before}" if i else f"G{'ᵀ' if tall else ''}/‖G‖",
     }
     return formulas[kind]
 
