@@ -115,6 +115,22 @@ def confusion(matrix: np.ndarray, names: Sequence[str], title: str = "") -> byte
     return as_png(figure)
 
 
+def calibration(count: np.ndarray, probability: np.ndarray, accuracy: np.ndarray, title: str = "") -> bytes:
+    """How often answers are right beside their probability, in bins of equal width; below, how many each has."""
+    bins, filled = len(count), count > 0
+    middles, width = (np.arange(bins) + 0.5) / bins, 1 / bins
+    figure = canvas(4.6, 5.4)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    upper.bar(middles[filled], accuracy[filled], width, color=GOOD, alpha=0.35, edgecolor=GOOD, label="right answers")
+    upper.plot(probability[filled], accuracy[filled], ".", color=GOOD, clip_on=False)
+    upper.plot((0, 1), (0, 1), "--", color=BAD, label="as often as their probability")
+    upper.set(xlim=(0, 1), ylim=(0, 1), ylabel="share of right answers", title=literal(title))
+    upper.legend(fontsize=8, loc="upper left")
+    lower.bar(middles[filled], count[filled], width, color=GOOD, alpha=0.35, edgecolor=GOOD)
+    lower.set(xlabel="probability of the answer", ylabel="answers")
+    return as_png(figure)
+
+
 def numbered(words: Sequence[str]) -> list[str]:
     """The words, the second and later occurrences of one marked by their number: a, b, a#2."""
     seen: dict[str, int] = {}

@@ -15,7 +15,7 @@ from pencil.train.loop.report import Metrics
 
 FIGURES = {
     "val_loss", "accuracy", "accuracy.low", "accuracy.high", "accuracy.commonest", "accuracy.examples",
-    "balanced_accuracy", "macro_f1",
+    "balanced_accuracy", "macro_f1", "calibration_error",
 }  # fmt: skip
 
 
@@ -35,10 +35,10 @@ def test_train_evaluate_and_resume_a_vit_on_digits(type_in, tmp_path, request):
     shown = type_in("eval", "runs/digits-vit")
     found = metrics(shown.out)
     of_accuracy = {f"accuracy.{name}" for name in ("low", "high", "commonest", "examples")}
-    assert set(found) == {"val_loss", "accuracy", "balanced_accuracy", "macro_f1"} | of_accuracy
+    assert set(found) == {"val_loss", "accuracy", "balanced_accuracy", "macro_f1", "calibration_error"} | of_accuracy
     _, labels, held = digits()
     share = np.bincount(labels[held]) / held.sum()
-    for name in ("confusion.png", "mistakes.png"):
+    for name in ("confusion.png", "calibration.png", "mistakes.png"):
         assert is_png(run / "eval" / name)
         assert f"runs/digits-vit/eval/{name}" in shown.err
     again = json.loads(type_in("eval", "runs/digits-vit", "--json", "--out", "seen").out)

@@ -233,8 +233,9 @@ def test_a_perfect_classifier_is_right_about_everything(tmp_path):
     assert metrics["accuracy"] == metrics["balanced_accuracy"] == metrics["macro_f1"] == 1.0
     assert all(metrics[f"{key}.{d}"] == 1.0 for key in ("precision", "recall", "f1") for d in range(10))
     assert sum(metrics[f"held_out.{d}"] for d in range(10)) == metrics["accuracy.examples"] == 359
-    assert {path.name for path in files} == {"confusion.png", "mistakes.png"}
-    assert all(map(is_png, files))
+    assert {path.name for path in files} == {"confusion.png", "calibration.png", "mistakes.png", "predictions.csv"}
+    assert all(is_png(path) for path in files if path.suffix == ".png")
+    assert metrics["calibration_error"] == pytest.approx(0, abs=1e-6)
     assert task.evaluate(oracle, 1)["accuracy"] == 1
     assert task.preview(oracle).suffix == ".png"
     assert task.preview(oracle).content.startswith(b"\x89PNG")
@@ -261,7 +262,7 @@ def test_the_confusion_matrix_counts_every_mistake(tmp_path, monkeypatch):
     assert sorted(p.tobytes() for p in pictures) == sorted(task.data.test.pictures[i].tobytes() for i in mistaken)
     assert not any(right)
     assert "6 of 359 wrong" in title
-    wanted = sorted(f"{(targets[i] + 1) % 10} (100%)\nis {targets[i]}" for i in mistaken)
+    wanted = sorted(f"{(targets[i] + 1) % 10} (100%)\nis {targets[i]}\nimage {i} of digits" for i in mistaken)
     assert sorted(lines) == wanted
 
 
@@ -309,8 +310,9 @@ def test_evaluation_leaves_out_images_that_cannot_be_decoded(folder):
     path = task.data.test.sources[0]
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    ((predicted, labels, shown),) = task._predict(task.build(), None)
+    ((predicted, labels, shown, names),) = task._predict(task.build(), None)
     assert len(predicted) == len(labels) == len(shown) == whole - 1
+    assert names == [str(one) for one in task.data.test.sources[1:]]
     assert labels.tolist() == task.data.test.targets[1:]
     assert [name for name, _ in task.skipped()] == [str(path)]
 
@@ -452,7 +454,7 @@ def test_a_model_may_have_more_classes_than_the_data(tmp_path, folder, monkeypat
         model.head.bias.copy_(torch.tensor([0.0, 0, 0, 0, 9]))
     metrics, files = task.report(model, tmp_path / "eval")
     assert metrics["accuracy"] == metrics["recall.cat"] == metrics["recall.dog"] == metrics["macro_f1"] == 0
-    assert all(map(is_png, files))
+    assert all(is_png(path) for path in files if path.suffix == ".png")
     assert np.trace(drawn[0]) == 0  # a class without a name is not the last that has one
 
 

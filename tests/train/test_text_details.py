@@ -183,7 +183,7 @@ def reviews(tmp_path_factory):
 def test_only_some_mistakes_of_a_classifier_are_listed(reviews, tmp_path, monkeypatch, most, ending):
     rows = [("film fine", "good"), ("plot fine", "bad"), ("plot grim", "good"), ("play grim", "bad"), ("play", "good")]
     monkeypatch.setattr(text_classification, "MISTAKES", most)
-    monkeypatch.setattr(reviews, "data", type(reviews.data)(**{**vars(reviews.data), "test": rows}))
+    monkeypatch.setattr(reviews, "data", type(reviews.data)(**{**vars(reviews.data), "test": rows, "lines": range(5)}))
     known = {"film fine": "good", "plot fine": "good", "plot grim": "bad", "play grim": "bad", "play": "bad"}
 
     def predict(self, model, rows):

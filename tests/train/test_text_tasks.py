@@ -170,11 +170,12 @@ def test_accuracy_over_all_and_per_class_the_matrix_and_the_mistakes(films, tmp_
         k = classes.index(label)
         expected[k][(k + 1) % 3 if i in (0, 3) else k] += 1
     assert matrix.tolist() == expected
-    assert [path.name for path in files] == ["confusion.png", "mistakes.txt"]
+    assert [path.name for path in files] == ["confusion.png", "calibration.png", "predictions.csv", "mistakes.txt"]
+    assert metrics["calibration_error"] == pytest.approx(2 / len(rows))
     with Image.open(files[0]) as image:
         image.load()
         assert image.format == "PNG"
-    lines = files[1].read_text().splitlines()
+    lines = files[3].read_text().splitlines()
     assert lines[0] == f"2 of {len(rows)} wrong"
     taken = classes[(classes.index(wrong[0][1]) + 1) % 3]
     assert lines[2] == f"{taken} (100%)\t(is: {wrong[0][1]}) {wrong[0][0]}"

@@ -10,6 +10,7 @@ from ..config import UserError, build
 from ..core.patches import by
 from ..data.images.sizes import patch_for
 from ..data.in_memory import name_of
+from ..data.tables.pairs import another_column
 from ..data.text.text_data import cache_folder
 from ..device import pick_device
 from ..families.family import family
@@ -23,6 +24,7 @@ from ..train.loop.report import shown_progress
 from ..train.loop.trainer import Trainer
 from ..train.settings import TrainConfig
 from ..train.tasks.diffusion import Diffusion
+from ..train.tasks.text_classification import TextClassification
 from .loading import load_model, open_run
 from .run_data import amount, task_of, task_on
 from .run_setup import new_run
@@ -40,8 +42,13 @@ class Evaluation(NamedTuple):
     files: list[Path]
 
 
-def evaluate_run(run: Path, data: str | None, device: str, dtype: str, out: Path | None, notify: Notify) -> Evaluation:
-    """The metrics of a run on its held-out data, or on all of other data; its figures go into a folder."""
+def evaluate_run(
+    run: Path, data: str | None, device: str, dtype: str, out: Path | None, notify: Notify, column: str | None = None
+) -> Evaluation:
+    """The metrics of a run on its held-out data, or on all of other data; its figures go into a folder.
+
+    `column` is one of a table of texts: accuracies of the texts with each of its values are among the metrics.
+    """
     opened = open_run(run)
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out is the folder for the figures")
@@ -54,6 +61,10 @@ def evaluate_run(run: Path, data: str | None, device: str, dtype: str, out: Path
         task, other = task_on(opened, config, data, notify)
     if out is not None and not task.figures:
         raise UserError(f"--out has no effect on {opened.path}, whose evaluation draws no figures: leave it out")
+    if column is not None:
+        if not isinstance(task, TextClassification):
+            raise UserError(f"--by {column} is for texts with labels in a table, which {opened.path} does not read")
+        task.groups = another_column(data if other and data else opened.config["run"]["data_path"], task.data, column)
     folder = out or place_beside(opened.path, f"eval-{_file_name(data)}" if other and data else "eval")
     if folder.parent == opened.path and out is None:
         check_inside(folder, opened.path)

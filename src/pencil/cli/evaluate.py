@@ -25,11 +25,13 @@ def evaluate(
     device: str = "auto",
     dtype: Annotated[str, Parameter(help=DTYPE_HELP)] = "auto",
     out: Path | None = None,
+    by: str | None = None,
 ) -> int:
     """Evaluate a run on its held-out data, or on other data: one metric a line, and figures in a folder.
 
     Text: loss, perplexity, bits per byte. Classes: accuracy with its 95 % interval and the share of the commonest
-    class, balanced accuracy, macro F1, precision and recall per class, confusion matrix, the most confident mistakes.
+    class, balanced accuracy, macro F1, precision and recall per class, confusion matrix, the most confident mistakes,
+    expected calibration error, how often answers are right beside their probability, all answers in predictions.csv.
     Captions and translations: exact match, chrF, BLEU, mistakes, the attention at each word. Diffusion: loss, and the
     share of samples that a classifier of the same data classifies as their label, beside the classifier's own accuracy
     on real images; the classifier is trained once and kept.
@@ -48,22 +50,25 @@ def evaluate(
         auto, cpu, cuda or mps.
     out
         Folder for the figures; by default eval/ in the run's folder, or eval-NAME/ for other data.
+    by
+        A column of a table of texts with labels: also the accuracy for each of its values.
     """
     check_run(run)
     from ..api.evaluate import evaluate_run
+    from ..train.tasks.class_report import GROUP_FIGURES, describe_calibration, group_table
     from ..train.tasks.metrics import CLASS_FIGURES, class_table, describe_accuracy
 
-    task, metrics, files = evaluate_run(run, data, device, dtype, out, note)
+    task, metrics, files = evaluate_run(run, data, device, dtype, out, note, by)
     if as_json:
         print(json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}))
     else:
         for name, value in metrics.items():
-            if name.partition(".")[0] not in CLASS_FIGURES:
+            if name.partition(".")[0] not in (*CLASS_FIGURES, *GROUP_FIGURES):
                 print(f"{visible(shortened(name), one_line=True)} {value:.6f}")
-        for line in class_table(metrics):
+        for line in [*class_table(metrics), *group_table(metrics, by)]:
             print(visible(line, one_line=True))
     skipped = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
-    explained = filter(None, [describe_accuracy(metrics, task.unit)])
+    explained = filter(None, [describe_accuracy(metrics, task.unit), describe_calibration(metrics)])
     for line in [*skipped, *explained, *getattr(task, "notes", ()), *map(str, files)]:
         note(line)
     return 0

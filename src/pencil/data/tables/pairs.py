@@ -5,7 +5,7 @@ A file is a table, one JSON object a line, or Parquet; every fault is refused wi
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +59,7 @@ class PairData:
     note: str = ""  # the same in a sentence
     unevaluated: list[str] = field(default_factory=list)  # sentences about classes, such as one without held-out texts
     split: int = 1  # the rule by which a part was held out here (`split.py`)
+    lines: Sequence[int] = ()  # of the file, where each held-out pair stands; rows of a table without lines
 
     @property
     def last_because(self) -> str:
@@ -104,6 +105,7 @@ class Read(NamedTuple):
     pairs: list[Pair]
     facts: dict[str, Any] = {}
     note: str = ""
+    lines: Sequence[int] = ()  # where each stands; the row of each if empty
 
 
 class Recorded(NamedTuple):
@@ -134,6 +136,15 @@ def load_labelled(data: str, whole: bool = False, reading: Reading | None = None
     if data in EMBEDDED:
         raise UserError(f"{data} has no labels; give a file with a text, a tab and its label a line")
     return _from_file(data, LABELLED, whole, reading or {}, split)
+
+
+def another_column(source: str, data: PairData, name: str) -> list[str]:
+    """What another column of the table has in the line of each held-out text."""
+    table = load_labelled(source, whole=True, reading={**data.reading, "label_column": name})
+    if "label_column" not in table.reading:
+        raise UserError(f"{data.name} has no named columns: leave --by out")
+    cells = dict(zip(table.lines, (cell for _, cell in table.test), strict=True))
+    return [cells[line] for line in data.lines]
 
 
 def _dates() -> PairData:
@@ -174,9 +185,10 @@ def _from_file(data: str, kind: Kind, whole: bool, reading: Reading, split: int 
         raise UserError(f"{data} cannot be read: {error.strerror}") from None
     pairs = [(text, label.strip()) for text, label in read.pairs] if labelled else read.pairs
     classes = tuple(sorted({label for _, label in pairs})) if labelled else ()
+    lines = read.lines or range(1, len(pairs) + 1)
     note = f"{path.name}: {read.note}{f' ({len(classes)} classes)' * labelled}" if read.note else ""
     if whole and pairs:
-        return PairData(path.stem, sha, [], pairs, False, classes)
+        return PairData(path.stem, sha, [], pairs, False, classes, reading=read.facts, lines=lines)
     if len(pairs) < 2:
         many = f"{'one' if pairs else 'no'} {'labelled text' if labelled else 'pair'}"
         raise UserError(f"{data} has {many}; at least two are needed, one to train on and one to evaluate on")
@@ -208,6 +220,7 @@ def _from_file(data: str, kind: Kind, whole: bool, reading: Reading, split: int 
         note=note,
         unevaluated=unevaluated,
         split=split if labelled else 1,
+        lines=[line for line, (text, _) in zip(lines, pairs, strict=True) if text in held_out],
     )
 
 
@@ -278,7 +291,7 @@ def read_pairs(
     if suffix in (".jsonl", ".json", ".ndjson"):
         return _from_objects(text, data, kind, form, named_columns)
     if form == FORMER:
-        return Read(_from_tabs(text, data, kind))
+        return _from_tabs(text, data, kind)
     try:
         table = read_table(text, data, suffix, kind, form, named_columns)
     except Ragged:
@@ -291,7 +304,7 @@ def read_pairs(
         for name, value in zip((kind.first, kind.second), both, strict=True):
             check_text(value, name, where)
         pairs.append(both)
-    return Read(pairs, *_described(table, kind))
+    return Read(pairs, *_described(table, kind), [row.line for row in table.rows])
 
 
 def _described(table: Table, kind: Kind) -> tuple[dict[str, Any], str]:
@@ -348,7 +361,7 @@ def _lines(text: str, data: str) -> list[str]:
     return lines
 
 
-def _from_tabs(text: str, data: str, kind: Kind) -> list[Pair]:
+def _from_tabs(text: str, data: str, kind: Kind) -> Read:
     """Two columns with a tab between them, and nothing quoted."""
     lines, pairs = _lines(text, data), []
     for number, line in enumerate(lines, 1):
@@ -360,7 +373,8 @@ def _from_tabs(text: str, data: str, kind: Kind) -> list[Pair]:
         for name, value in ((kind.first, source), (kind.second, rest[0])):
             check_text(value, name, where)
         pairs.append((source, rest[0]))
-    return pairs[tuple(lines[0].lower().split("\t")) in kind.names :]
+    header = tuple(lines[0].lower().split("\t")) in kind.names
+    return Read(pairs[header:], lines=range(1 + header, len(pairs) + 1))
 
 
 def _from_objects(text: str, data: str, kind: Kind, form: Format, named_columns: NamedColumns) -> Read:

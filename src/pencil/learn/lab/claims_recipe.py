@@ -12,6 +12,7 @@ from ...core.probe import OFF, Probe
 from ...models.seq2seq import Seq2Seq, Seq2SeqConfig
 from ...models.vit import ViT, ViTConfig
 from ...train.losses.cross_entropy import next_token
+from ...train.tasks.class_report import calibration
 from .claim import LOSS, Claim, Measured, Prediction, Size
 from .claims_blocks import small_gpt, text_batch
 from .claims_images import Labelled, digit_images
@@ -101,9 +102,7 @@ def logits_and_labels(model: ViT, part: Labelled) -> tuple[Float[Tensor, "n c"],
 def calibration_error(logits: Float[Tensor, "n c"], labels: Int[Tensor, "n"]) -> float:
     """The expected calibration error: |accuracy − mean confidence| in ten bins of confidence, by their shares."""
     confidence, guess = logits.softmax(-1).max(-1)
-    right, bins = (guess == labels).double(), (confidence.double() * BINS).long().clamp(max=BINS - 1)
-    count = torch.zeros(BINS, dtype=torch.float64)
-    return float((count.index_add(0, bins, right - confidence.double())).abs().sum() / len(labels))
+    return calibration(confidence, guess == labels, BINS).error
 
 
 def held_out_metrics(model: ViT) -> Measured:

@@ -145,7 +145,7 @@ class Captioning(ImageTask):
     def _predict(self, model: nn.Module, examples: Examples, batches: int | None) -> "Predicted":
         """The loss and the accuracy per token, every caption, and some images to show."""
         scores, first, wrong = [], [], []
-        for pictures, captions in self.held_out(examples, batches):
+        for pictures, captions, _ in self.held_out(examples, batches):
             scores.append(self._scores(model, pictures, captions))
             rows = list(zip(pictures, scores[-1][3], scores[-1][4], strict=True))
             first += rows[: 20 - len(first)]

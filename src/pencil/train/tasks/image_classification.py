@@ -19,8 +19,9 @@ from ...runs.run import Run
 from ..settings import TrainConfig
 from ..task import ALL, Batch, Prepared, Preview, Request, random_of
 from .class_balance import ClassBalance
+from .class_report import Answers, class_files
 from .image_task import ImageTask, reading_of
-from .metrics import ClassPredictions, class_predictions, classification_metrics, concatenate, confusion_matrix
+from .metrics import ClassPredictions, class_predictions, classification_metrics
 
 MISTAKES = 40  # on a sheet
 
@@ -104,10 +105,11 @@ class ImageClassification(ImageTask):
         x = torch.from_numpy(pictures).to(next(model.parameters()).device)
         return model(normalize(x, self.transform.mean, self.transform.std)).float().log_softmax(-1).cpu()
 
-    def _predict(self, model: nn.Module, batches: int | None) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
-        """Log-probabilities, labels and images of the held-out part, a batch at a time."""
-        for pictures, targets in self.held_out(self.data.test, batches):
-            yield self._log_probabilities(model, pictures), torch.tensor(targets), pictures
+    def _predict(self, model: nn.Module, batches: int | None) -> Iterator[tuple[Tensor, Tensor, np.ndarray, list[str]]]:
+        """Log-probabilities, labels, images and their names, of the held-out part, a batch at a time."""
+        for pictures, targets, which in self.held_out(self.data.test, batches):
+            names = self.names(self.data.test, which)
+            yield self._log_probabilities(model, pictures), torch.tensor(targets), pictures, names
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         examples = self.data.test
@@ -124,35 +126,37 @@ class ImageClassification(ImageTask):
         return classification_metrics(parts, self.data.classes, self.balance.evaluation)
 
     def preview(self, model: nn.Module) -> Preview:
-        predicted, labels, pictures = next(self._predict(model, 1))
-        rows = [(predicted[i], int(labels[i]), pictures[i]) for i in range(min(24, len(labels)))]
+        predicted, labels, pictures, _ = next(self._predict(model, 1))
+        rows = [(predicted[i], int(labels[i]), pictures[i], "") for i in range(min(24, len(labels)))]
         return Preview(".png", self._sheet(rows, self.data.name))
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
-        """The metrics over all and of each class; the confusion matrix, and the most confident mistakes."""
+        """The metrics over all and of each class; the most confident mistakes, and all answers."""
         folder.mkdir(parents=True, exist_ok=True)
-        parts, mistakes = [], []
-        for predicted, labels, pictures in self._predict(model, None):
+        parts, mistakes, names = [], [], []
+        for predicted, labels, pictures, called in self._predict(model, None):
+            names += called
             parts.append(class_predictions(predicted, labels, map(np.ndarray.tobytes, pictures)))
             wrong = (predicted.argmax(-1) != labels).nonzero()[:, 0].tolist()
-            mistakes += [(predicted[i], int(labels[i]), pictures[i].copy()) for i in wrong]
+            mistakes += [(predicted[i], int(labels[i]), pictures[i].copy(), Path(called[i]).name) for i in wrong]
             mistakes = sorted(mistakes, key=lambda mistake: -mistake[0].max().item())[:MISTAKES]
         metrics = classification_metrics(parts, self.data.classes, self.balance.evaluation, listed=None)
-        classes, labels = (concatenate(parts, i) for i in (1, 2))
-        wrong = int((classes != labels).sum())
-        title = f"{wrong} of {len(labels)} wrong" + (": the most confident mistakes" if wrong else "")
-        files = {
-            "confusion.png": confusion_matrix(classes, labels, self.data.classes, self.data.name),
-            "mistakes.png": self._sheet(mistakes, title),
-        }
-        return metrics, write_all(folder, files)
+        answers = Answers.of(parts)
+        metrics["calibration_error"] = answers.calibration.error
+        wrong = int((~answers.right).sum())
+        title = f"{wrong} of {len(names)} wrong" + (": the most confident mistakes" if wrong else "")
+        files = class_files(answers, ["image"], [[name] for name in names], self.data.classes, self.data.name)
+        return metrics, write_all(folder, {**files, "mistakes.png": self._sheet(mistakes, title)})
 
-    def _sheet(self, rows: list[tuple[Tensor, int, np.ndarray]], title: str) -> bytes:
+    def _sheet(self, rows: list[tuple[Tensor, int, np.ndarray, str]], title: str) -> bytes:
+        """The images with their classes, and with their names where those are given."""
         names = dict(enumerate(self.data.classes))
         lines, right = [], []
-        for predicted, label, _ in rows:
+        for predicted, label, _, name in rows:
             guess = int(predicted.argmax())
             right.append(guess == label)
             truth = "" if guess == label else f"\nis {names[label]}"
-            lines.append(f"{names.get(guess, guess)} ({predicted.exp().max():.0%}){truth}")
-        return draw.sheet([picture for *_, picture in rows], lines, right, title)
+            lines.append(
+                f"{names.get(guess, guess)} ({predicted.exp().max():.0%}){truth}" + (f"\n{name}" if name else "")
+            )
+        return draw.sheet([picture for _, _, picture, _ in rows], lines, right, title)

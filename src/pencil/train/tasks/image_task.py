@@ -1,6 +1,6 @@
 """What tasks on images have in common: which images, how they are transformed, what could not be used."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -158,8 +158,12 @@ class ImageTask(FamilyTask):
         which = (
             which if decodable is None else [decodable[i] for i in which]
         )  # latents lack the images that cannot be decoded
-        if isinstance(data, FileExamples):
-            sources = [data.sources[i] for i in which]
+        return self.names(data, which)
+
+    def names(self, examples: Examples, which: Iterable[int]) -> list[str]:
+        """What some images are called: their files, or their numbers."""
+        if isinstance(examples, FileExamples):
+            sources = [examples.sources[i] for i in which]
             return [str(source if isinstance(source, Path) else source.name) for source in sources]
         return [f"image {i} of {self.data.name}" for i in which]
 
@@ -169,14 +173,15 @@ class ImageTask(FamilyTask):
         which = np.linspace(0, len(examples) - 1, total).astype(int)
         return [which[i : i + EVAL_BATCH] for i in range(0, total, EVAL_BATCH)]
 
-    def held_out(self, examples: Examples, batches: int | None) -> Iterator[tuple[np.ndarray, list[Any]]]:
-        """Held-out images and their targets in batches."""
+    def held_out(self, examples: Examples, batches: int | None) -> Iterator[tuple[np.ndarray, list[Any], list[int]]]:
+        """Held-out images, their targets and which they are, in batches."""
         count = 0
         for which in track(self.held_out_parts(examples, batches)):
             pictures, targets = examples.take(which, self.transform.without_augmentation)
             if len(pictures):
                 count += len(pictures)
-                yield pictures, targets
+                broken = getattr(examples, "broken", ())
+                yield pictures, targets, [int(i) for i in which if i not in broken]
         self.decoded(count)
 
     def decoded(self, count: int) -> int:

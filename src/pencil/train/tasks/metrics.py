@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ... import draw
 from ...console import shortened
 
 Z_95 = 1.959963984540054  # the standard normal distribution has 95 % within ±Z_95
@@ -42,6 +41,7 @@ class ClassPredictions(NamedTuple):
     predicted: list[int]
     labels: list[int]
     inputs: Sequence[str] = ()  # a hash of each, if equal ones are to be known
+    probability: Sequence[float] = ()  # of each predicted class
 
 
 def class_predictions(
@@ -50,7 +50,8 @@ def class_predictions(
     """What the metrics of a batch are computed from; `inputs` are what the model has read."""
     of_labels = log_probabilities.gather(1, labels[:, None])[:, 0]
     hashes = [hashlib.blake2b(one, digest_size=16).hexdigest() for one in inputs]
-    return ClassPredictions(of_labels.tolist(), log_probabilities.argmax(-1).tolist(), labels.tolist(), hashes)
+    highest, predicted = log_probabilities.max(-1)
+    return ClassPredictions(of_labels.tolist(), predicted.tolist(), labels.tolist(), hashes, highest.exp().tolist())
 
 
 def classification_metrics(
@@ -109,7 +110,7 @@ def _metric_names(classes: Sequence[str]) -> list[str]:
 
 
 def concatenate(parts: Sequence[ClassPredictions], place: int) -> Tensor:
-    """Concatenate one of the lists of all batches: their values, their predicted classes, or their labels."""
+    """Concatenate one of the lists of numbers of all batches."""
     return torch.tensor([value for part in parts for value in part[place]])
 
 
@@ -162,23 +163,17 @@ def class_rows(metrics: Mapping[str, float]) -> list[list[str]]:
 
 def class_table(metrics: Mapping[str, float]) -> list[str]:
     """The figures of each class, in columns."""
-    rows = [[shortened(name, MAX_NAME_CHARACTERS), *rest] for name, *rest in class_rows(metrics)]
+    return in_columns(class_rows(metrics))
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of a table as lines; the first cell of each is a name."""
+    rows = [[shortened(name, MAX_NAME_CHARACTERS), *rest] for name, *rest in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join([f"{name:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))])
         for name, *rest in rows
     ]
-
-
-def confusion_matrix(
-    predicted: Int[Tensor, "n"], labels: Int[Tensor, "n"], classes: Sequence[str], title: str
-) -> bytes:
-    """A picture of how often each class was predicted for each."""
-    size = len(classes)
-    matrix = torch.zeros(size, size, dtype=torch.long)
-    named = predicted < size  # a model may have room for more classes than there are names
-    matrix.index_put_((labels[named], predicted[named]), torch.ones_like(labels[named]), accumulate=True)
-    return draw.confusion(matrix.numpy(), classes, title)
 
 
 def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:

@@ -1,6 +1,7 @@
 """Text classification: predict the class of a text."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +26,8 @@ from ..model_selection import Amount
 from ..settings import TrainConfig
 from ..task import Batch, FamilyTask, Prepared, Preview, Request, check_vocab, recorded, round_up
 from .class_balance import ClassBalance
-from .metrics import ClassPredictions, class_predictions, classification_metrics, concatenate, confusion_matrix
+from .class_report import Answers, class_files, group_metrics
+from .metrics import ClassPredictions, class_predictions, classification_metrics
 
 EVAL_BATCH = 64  # texts
 MISTAKES = 40  # listed
@@ -36,6 +38,7 @@ class TextClassification(FamilyTask):
     """Predict the class of a text. The input begins with the end token, whose output is pooled."""
 
     unit, headline = "texts", "accuracy"
+    groups: Sequence[str] | None = None  # of each held-out text, if their accuracies are wanted
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
@@ -166,7 +169,7 @@ class TextClassification(FamilyTask):
         return lines
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
-        """The metrics over all and of each class; the confusion matrix, and mistakes."""
+        """The metrics over all, of each class and of each group; mistakes, and all answers."""
         folder.mkdir(parents=True, exist_ok=True)
         rows = list(self.data.test)
         parts = [
@@ -174,12 +177,13 @@ class TextClassification(FamilyTask):
             for i, part in enumerate(self._predict(model, rows))
         ]
         metrics = classification_metrics(parts, self.data.classes, self.balance.evaluation, listed=None)
-        predicted, labels = (concatenate(parts, i) for i in (1, 2))
-        wrong = [row for row, right in zip(rows, (predicted == labels).tolist(), strict=True) if not right]
+        answers = Answers.of(parts)
+        metrics["calibration_error"] = answers.calibration.error
+        if self.groups is not None:
+            metrics |= group_metrics(answers, self.groups)
+        wrong = [row for row, right in zip(rows, answers.right.tolist(), strict=True) if not right]
         lines = [f"{len(wrong)} of {len(rows)} wrong" + (f"; the first {MISTAKES}" * (len(wrong) > MISTAKES)), ""]
         lines += self._lines(model, wrong[:MISTAKES]) if wrong else []
-        files = {
-            "confusion.png": confusion_matrix(predicted, labels, self.data.classes, self.data.name),
-            "mistakes.txt": ("\n".join(lines) + "\n").encode(),
-        }
-        return metrics, write_all(folder, files)
+        inputs = [[str(line), text] for line, (text, _) in zip(self.data.lines, rows, strict=True)]
+        files = class_files(answers, ["line", "text"], inputs, self.data.classes, self.data.name)
+        return metrics, write_all(folder, {**files, "mistakes.txt": ("\n".join(lines) + "\n").encode()})
