@@ -210,10 +210,10 @@ def _dropout(call: Call) -> Plan:
 
 @rule("gradient", "native_layer_norm_backward")
 def _layer_norm(call: Call) -> Plan:
-    """As the kernel computes it, whose rounding is larger than that of the usual formula where |mean| ≫ σ.
+    """∂x = (ĝ − mean(ĝ) − x̂·mean(ĝ·x̂))/σ with ĝ = g·γ, rounded as the kernel does, which is more where |mean| ≫ σ.
 
-    With a = 1/σ: ∂x = a·gγ + b·(x − mean) − Σ gγ·a/n, b = (Σ gγ·mean − Σ gγ·x)·a³/n. The kernel subtracts b·mean from
-    b·x, which rounds by the size of the products; what b itself is off by is multiplied with the difference alone.
+    With a = 1/σ the kernel adds a·ĝ + b·x − (b·mean + Σ ĝ·a/n), b = (Σ ĝ·mean − Σ ĝ·x)·a³/n: each product rounds by its
+    own size, so b·x and b·mean by theirs; what b itself is off by is multiplied with their difference alone.
     """
     x, g, which = call.input, call.grad_out, wanted_output(call)
     n, size = math.prod(call.normalized_shape), math.prod(x.shape)
@@ -231,10 +231,11 @@ def _layer_norm(call: Call) -> Plan:
     if call.get("weight") is not None:
         row_g = row_g * cells(call.weight, [0] * len(strides), [(1, n)])
         own_g = own_g * call.broadcast(call.weight)
-    sum_g = step("Σ g·γ", total(row_g))
-    b = step("b", (sum_g * mean - step("Σ g·γ·x", total(row_g * row_x))) * a * a * a / n)
-    away = fn("multiplied")(call.broadcast(x)) - fn("multiplied")(mean)
-    return a * own_g - sum_g * a / n + b * away
+    product, sum_g = fn("multiplied"), step("Σ ĝ", total(row_g))
+    own_x = step("x̂", (product(call.broadcast(x)) - product(mean)) * step("1/σ", a))
+    along = step("mean(ĝ·x̂)", (step("Σ ĝ·x", total(row_g * row_x)) - sum_g * mean) * a / n)
+    own_g = product(step("ĝ", own_g)) - product(step("mean(ĝ)", sum_g / n)) - product(own_x * along)
+    return own_g * step("1/σ", a)
 
 
 @rule("gradient", "_fused_rms_norm_backward")

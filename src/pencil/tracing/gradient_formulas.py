@@ -460,7 +460,8 @@ def _refs(plan: Plan) -> list[Plan]:
 def _layer_norm(c: Composer, n: Node, places: list[Place]) -> Expr:
     """∂x, ∂γ and ∂β of (x − mean)/σ·γ + β."""
     match n.plan:
-        case ("add", ("sub", ("mul", ("ref", inverse, *_), g), _), ("mul", _, ("sub", (_, x), _))):
+        case ("mul", ("sub", ("sub", (_, ("is", "ĝ", g)), _), (_, ("mul", ("is", "x̂", own), _))), _):
+            _, (_, (_, x), _), (_, _, (_, inverse, *_)) = own
             return "norm", c.planned(g, places), c.planned(x, places), _epsilon(c, inverse)
         case "sum", ("mul", g, ("sub", ("mul", ("ref", inverse, *_), x), _)):
             rows = summed_over(g)

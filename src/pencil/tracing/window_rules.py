@@ -386,7 +386,7 @@ def _group_norm(call: Call) -> Plan:
 
 @rule("gradient", "native_group_norm_backward")
 def _group_norm_backward(call: Call) -> Plan:
-    """In the order of the kernel, as that of a layer norm: ∂x = a·γ·g + b·x + c."""
+    """In the order of the kernel: ∂x = a·γ·g + b·x + c."""
     x, g, which = call.input, call.grad_out, wanted_output(call)
     groups, per, places = call.group, call.C // call.group, call.HxW
     n, example = per * places, groups * per * places

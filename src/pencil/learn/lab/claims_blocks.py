@@ -320,7 +320,7 @@ CLAIMS = (
         caveat="The matrices are initialised by Glorot, where the claim is testable. With GPT-2's small initialisation "
         "(third line, normal(0.02), less for output projections) nothing drifts before training.",
         source="002, Layer Normalization",
-        by_hand="pencil why example:training-step 'grad:blocks.0.post[0,1,2]'",
+        by_hand="pencil why example:training-step 'grad:blocks.0.post[0,1,1]'",
     ),
     Claim(
         name="pre-norm",
