@@ -15,7 +15,8 @@ MODEL = {
     "input": {"text?": {"label": str, "longest": int, "optional": bool}, "source?": {"label": str, "longest": int},
               "picture?": {"height": int, "width": int, "channels": int, "frames?": int}, "label?": {"classes": [str]}},
     "output": {"tokens", "classes", "picture", "vector"}, "unmeasured": str,
-    "target": ({"label": str, "classes": [str]}, str), "controls": [CONTROL], "example": INPUT,
+    "target": ({"label": str, "classes": [str], "picture": ({"height": int, "width": int, "channels": int}, None),
+                "examples": [{"name": str, "picture": str}]}, str), "controls": [CONTROL], "example": INPUT,
     "examples": [{"name": str, "input": INPUT}],
 }  # fmt: skip
 BAR = {"label": str, "id": int, "logit": NUMBER, "probability": NUMBER, "cell": CELL}
@@ -66,7 +67,7 @@ LEARNING = {
                           "gradient": str}]}],
     "changes": [{"cell": CELL, "label": str, "before": NUMBER, "after": NUMBER, "gradient": NUMBER, "change": NUMBER,
                  "relative": (NUMBER, None)}],
-    "history": [TAKEN], "undescribed": [str],
+    "history": [TAKEN], "undescribed": [str], "note": str,
 }  # fmt: skip
 HEAD = {"head": int, "names": [str], "scored": str, "score": (float, None), "baseline": (float, None), "thumbnail": str}
 ATTENTION = {"groups": [{"name": {"", "encoder", "decoder", "cross", "text"},

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from json_shapes import LEARNING, TAKEN, check
+from json_shapes import LEARNING, MODEL, TAKEN, check
 from served import serving
 from small_runs import write_run
 
-from conftest import unchecked
+from conftest import call, unchecked
 from pencil import trace_step
 from pencil.api.loading import load
 from pencil.config import UserError
 from pencil.explore.learning import learning
 from pencil.explore.outline import outline
 from pencil.explore.session import Session
+from pencil.tracing.receipt import format_number
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 
@@ -169,13 +170,38 @@ def test_each_family_learns_its_target(runs, name, target):
     assert history[0]["probabilities"] == [one["probability"] for one in before["targets"]]
 
 
+def test_a_diffusion_model_learns_a_noised_image(runs, tmp_path):
+    """The numbers are those of the command line, from the same image, time and seed."""
+    session = Session.open(runs("dit"))
+    about = checked(session.about(), MODEL)
+    seven = next(one["picture"] for one in about["target"]["examples"] if one["name"] == "7")
+    raw = {"model": "a", "input": {"label": "7"}, "edits": [], "step": f"0.25 3 {seven}"}
+    before = checked(seen(session, raw), LEARNING)
+    assert before["targets"] == []
+    assert len(before["parts"]) > 2
+    path = tmp_path / "seven.png"
+    path.write_bytes(base64.b64decode(seven.partition(",")[2]))
+    shown = call(
+        "show", runs("dit"), "grad:head.weight", "--label", "7", "--target", path, "--time", "0.25", "--seed", "3"
+    )
+    pair = next(one for part in before["parts"] for one in part["pairs"] if one["name"] == "head.weight")
+    first = np.frombuffer(base64.b64decode(pair["gradient"]), "<f4")[0]
+    assert format_number(float(first), 4) in shown.stdout
+    state = session.state({**raw, "lessons": [{"input": {"label": "7"}, "target": raw["step"], "steps": 3}]})
+    losses = [one["loss"] for one in session.trained(state).history]
+    assert losses[0] == before["loss"] > losses[1] > losses[2]
+
+
 @pytest.mark.parametrize(
     ("name", "raw", "sentence"),
     [
         ("gpt", asked(text="a"), "write one more"),
         ("gpt", asked(edits=["blocks.0.attn.z[:,1]=0"]), "undo them first"),
         ("vit", asked("a bird", text=None), "a bird is not a class of this run"),
-        ("dit", asked(text=None), "--target IMAGE opens such a step"),
+        ("dit", asked("a bird", text=None), "is a time, a seed and a picture"),
+        ("dit", asked("0.5 3 data:,", text=None), "a picture is given as data:image/png;base64"),
+        ("dit", asked("2 3 data:,", text=None), "--time must be from 0 to 1, not 2"),
+        ("dit-video", asked(text=None), "was trained on videos"),
     ],
 )
 def test_a_step_that_cannot_be_made_is_a_sentence(runs, name, raw, sentence):

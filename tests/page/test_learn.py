@@ -13,6 +13,7 @@ from page.blank import blank_page
 from page.mock import axe
 from pencil.explore.learning import learning
 from pencil.explore.session import Session
+from pencil.tracing.receipt import format_number
 
 TEXT = "the cat"
 
@@ -21,7 +22,11 @@ TEXT = "the cat"
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with unchecked():
-        yield {"gpt": write_run("gpt", folder, context=19, depth=1), "dit": write_run("dit-none", folder)}
+        yield {
+            "gpt": write_run("gpt", folder, context=19, depth=1),
+            "dit": write_run("dit", folder, depth=1),
+            "dit-video": write_run("dit-video", folder, depth=1),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +56,16 @@ def shows(page, label, bars):
     until(page, lambda: probabilities(page, label) == wanted)
 
 
+def changed(page):
+    """The table of what a step changes: the cell, its value before and after."""
+    rows = page.locator("[aria-label='the weights that change most'] tbody tr").all()
+    return [(row.locator("th").inner_text(), *row.locator("td").all_inner_texts()[0:4:3]) for row in rows]
+
+
+def of_changes(step):
+    return [(one["cell"], *(format_number(one[key], 4) for key in ("before", "after"))) for one in step["changes"]]
+
+
 def test_a_gradient_opens_and_a_copy_takes_the_step_that_is_shown(browser, served, runs):
     session, console = Session.open(runs["gpt"]), []  # one for each thread
     (before, answer), (after, other), (last, trained) = (view(session, steps) for steps in (0, 1, 11))
@@ -76,6 +91,13 @@ def test_a_gradient_opens_and_a_copy_takes_the_step_that_is_shown(browser, serve
         assert shown(after["targets"][0]["probability"]) != shown(before["targets"][0]["probability"])
         shows(page, "Targets", after["targets"])
         shows(page, "Next token", other["tokens"][0]["top"])
+        # what it changed stays on screen; what the next step would change is shown where it is wanted
+        assert changed(page) == of_changes(before)
+        page.check("label:has-text('the next step') input")
+        assert changed(page) == of_changes(after) != of_changes(before)
+        page.uncheck("label:has-text('the next step') input")
+        page.click(f"td a[data-cell='{change}']")
+        until(page, lambda: page.inner_text("#receipt h3 code") == change)
         page.click("text=Ten steps")
         shows(page, "Targets", last["targets"])
         page.click("text=The same as numbers")
@@ -104,10 +126,45 @@ def test_a_gradient_opens_and_a_copy_takes_the_step_that_is_shown(browser, serve
     assert all(re.match(rf"http://127\.0\.0\.1:{served.port}/|data:|blob:", url) for url in requested)
 
 
+def test_a_diffusion_model_takes_steps_towards_an_image(browser, runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the lines to copy write the picture into a file
+    session, console = Session.open(runs["dit"]), []
+    seven = next(one["picture"] for one in session.about()["target"]["examples"] if one["name"] == "7")
+
+    def lost(target, steps=0):
+        lessons = [{"input": {"label": "7"}, "target": target, "steps": steps, "rate": 1}] if steps else []
+        state = session.state({"model": "a", "input": {"label": "7"}, "edits": [], "lessons": lessons, "step": target})
+        session.record_step(state)
+        return format_number(learning(session, state.key)["loss"], 4)
+
+    with serving(Session.open(runs["dit"])) as served, blank_page(browser, console) as (page, _):
+        page.goto(served.address("#view=learn&label=7&o.steps=2"))
+        loss = page.locator("[aria-label=Loss] h3 [data-cell=loss]")
+        until(page, lambda: loss.all_inner_texts() == [lost(f"0.5 0 {seven}")])
+        assert page.get_by_label("seed").input_value() == "0"
+        page.get_by_label("time").fill("0.2")
+        page.get_by_label("time").press("Enter")
+        until(page, lambda: loss.all_inner_texts() == [lost(f"0.2 0 {seven}")])
+        own: dict = {}
+        exec(page.locator(".learn .copy code").text_content(), own)
+        assert format_number(own["t"].loss, 4) == lost(f"0.2 0 {seven}")
+        page.click("[aria-label='Parts of the model'] button:has-text('head')")
+        page.click("[data-pair='head.weight']")
+        page.click("td[data-cell='new:head.weight[1,2]']")
+        page.wait_for_selector("#receipt .verdict.right")
+        page.click("text=Take this step")
+        until(page, lambda: loss.all_inner_texts() == [lost(f"0.2 0 {seven}", 1)])
+        page.click("text=Ten steps")
+        until(page, lambda: loss.all_inner_texts() == [lost(f"0.2 0 {seven}", 11)])
+        assert page.locator("[aria-label='From step to step'] figure").count() == 1
+        assert axe(page) == []
+    assert console == []
+
+
 def test_a_model_without_a_target_says_so_and_computes_nothing(browser, runs):
-    with serving(Session.open(runs["dit"])) as served, blank_page(browser, console := []) as (page, requested):
+    with serving(Session.open(runs["dit-video"])) as served, blank_page(browser, console := []) as (page, requested):
         page.goto(served.address("#view=learn"))
-        page.wait_for_selector("[role=alert]:has-text('--target IMAGE opens such a step')")
+        page.wait_for_selector("[role=alert]:has-text('was trained on videos')")
         assert page.locator("text=Take this step").count() == 0
         assert not [url for url in requested if url.endswith("/api/record")]
     assert console == []

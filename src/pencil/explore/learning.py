@@ -36,12 +36,15 @@ def learning(session: Session, key: str) -> dict[str, Any]:
         "changes": _changes(trace),
         "history": trace.facts["history"],
         "undescribed": list(trace.graph.undescribed),
+        "note": trace.facts["note"],
     }
 
 
 def _targets(trace: StepTrace) -> list[dict[str, Any]]:
     """Each target: what stands before it, its name, and how likely the model says it is."""
     targets = [(row, right) for row, right in enumerate(trace.facts["targets"]) if right >= 0]
+    if not targets:  # the loss is not of probabilities
+        return []
     probabilities, logits = trace.array(PROBABILITIES), trace.graph.nodes[trace.find("logits")]
     after = trace.axis_words(logits, len(logits.shape) - 2) if len(logits.shape) > 2 else []
     names = trace.axis_words(logits, len(logits.shape) - 1)

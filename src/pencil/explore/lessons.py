@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..api.step import StepMaker
+from ..api.step import StepMaker, precision_note
 from ..config import UserError
 from ..families.explore_profile import ExploreProfile
 from ..inference.int8 import refuse_int8
@@ -58,6 +58,7 @@ class Lessons:
             "rates": rates,
             "clip": maker.clip,
             "history": list(_history(trained, lessons, step)),
+            "note": precision_note(trained.loaded.run),
         }
         return trace
 
@@ -90,9 +91,9 @@ class Lessons:
         assert profile.with_target is not None
         refuse_int8(loaded.model, "trained")
         if loaded.device.type != "cpu":
-            raise UserError(f"a step is recorded on a CPU, and this model is on {loaded.device}")
+            raise UserError(f"the page trains on a CPU, and this model is on {loaded.device}: open its run on a CPU")
         live = profile.with_target(loaded, profile.read(loaded, lesson.input), lesson.target)
-        if live.traced_model.targets is None:
+        if live.traced_model.targets is None and live.loss is None:
             raise UserError("a text's targets are its next tokens, and this one has a single token: write one more")
         maker = StepMaker(loaded, live)
         for name, state in trained.optimizers.items():

@@ -117,7 +117,7 @@ class Session:
             "input": self.takes,
             "output": self.profile.output(self.loaded),
             "unmeasured": self.kind.heads.partition(";")[0] if isinstance(self.kind.heads, str) else "",
-            "target": target if isinstance(target, str) else {"label": target.label, "classes": list(target.classes)},
+            "target": target if isinstance(target, str) else asdict(target),
             "controls": [asdict(control) for control in self.controls],
             "example": examples[0]["input"],
             "examples": examples,

@@ -38,10 +38,14 @@ from .explore_profile import (
     ExploreProfile,
     Given,
     Prompt,
+    TargetInput,
+    example_pictures,
     example_texts,
     grid_labels,
     named,
     patch_facts,
+    picture_input,
+    picture_of,
     text_of,
 )
 from .family import Family
@@ -240,8 +244,13 @@ class _StepReached(Exception):
     """Sampling has come to the step to trace."""
 
 
-def trace_step(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
-    """The model at one denoising step, on exactly what `sample` hands it; or on a noised image, as in training."""
+def trace_step(
+    loaded: Loaded, options: TraceOptions, double: bool = False, image: np.ndarray | None = None
+) -> LiveTrace:
+    """The model at one denoising step, on exactly what `sample` hands it; or on a noised image, as in training.
+
+    That image is in the file of the options, or given as it is, (C, H, W) of bytes.
+    """
     model, tokenizer, _ = loaded
     c, named = model.config, options.prompt if model.config.vocab else options.label
     labels, texts = ([] if one is None else [one] for one in (options.label, options.prompt))
@@ -250,12 +259,12 @@ def trace_step(loaded: Loaded, options: TraceOptions, double: bool = False) -> L
     step = (steps + 1) // 2 if options.step is None else options.step
     seed, guidance = options.seed or 0, 1.0 if options.guidance is None else options.guidance
     loss = None
-    if options.target is None:
+    if options.target is None and image is None:
         inputs = _inputs_at(loaded, given, step, steps, seed, guidance)
         about = f"step {step} of {steps}"
     else:
         time = 0.5 if options.time is None else options.time
-        inputs, loss = _noised(loaded, options.target, given, time, seed)
+        inputs, loss = _noised(loaded, str(options.target) if image is None else image, given, time, seed)
         about = f"time {time:g}"
     if double:
         model.double()
@@ -271,15 +280,22 @@ def trace_step(loaded: Loaded, options: TraceOptions, double: bool = False) -> L
     return traced
 
 
-def _noised(loaded: Loaded, picture: Path, given: Any, time: float, seed: int) -> tuple[tuple[Any, ...], Any]:
-    """The model's inputs for a noised image, and the loss of what it gives."""
+def _without_images(loaded: Loaded) -> str:
+    """Why a picture is no example of what the model was trained on; nothing where it is."""
     model, _, run = loaded
-    c = model.config
-    if has_latents(run, c) or c.frames > 1:
-        kind = "videos" if c.frames > 1 else "latents"
-        raise UserError(f"{run.path} was trained on {kind}, so --target has no image for it: use --update-at")
-    process = process_of(c, False)
-    x = picture_tensor(read_pictures([str(picture)], input_transform(loaded)), loaded)
+    if not has_latents(run, model.config) and model.config.frames == 1:
+        return ""
+    kind = "videos" if model.config.frames > 1 else "latents"
+    return f"{run.path} was trained on {kind}, so --target has no image for it: use --update-at"
+
+
+def _noised(loaded: Loaded, picture: Any, given: Any, time: float, seed: int) -> tuple[tuple[Any, ...], Any]:
+    """The model's inputs for a noised image, and the loss of what it gives."""
+    if why_not := _without_images(loaded):
+        raise UserError(why_not)
+    process = process_of(loaded.model.config, False)
+    pictures = read_pictures([picture], input_transform(loaded)) if isinstance(picture, str) else picture[None]
+    x = picture_tensor(pictures, loaded)
     noise = normal(torch.tensor([seed]), tuple(x.shape[1:])).to(x.dtype)
     t = torch.tensor([time if isinstance(process, RectifiedFlow) else round(time * (len(process) - 1))])
     noised = process.add_noise(x, noise, t)
@@ -360,6 +376,30 @@ def _trace_answer(loaded: Loaded, prompt: Prompt, written: Sequence[int], option
     return trace_step(loaded, options_of_trace)
 
 
+def _target(loaded: Loaded) -> TargetInput | str:
+    if why_not := _without_images(loaded):
+        return why_not
+    pictures = [{"name": name, "picture": one["picture"]} for name, one in example_pictures(loaded)]
+    return TargetInput("The image that is noised", [], picture_input(loaded.model.config)["picture"], pictures)
+
+
+def _trace_target(loaded: Loaded, prompt: Prompt, target: str) -> LiveTrace:
+    """The model on a noised image, from a target as the page writes it."""
+    time, seed, picture = (*target.split(" ", 2), "", "")[:3]
+    options = TraceOptions(**prompt.given, time=_number(time, float), seed=_number(seed, int), target=Path())
+    options.check()
+    return trace_step(loaded, options, image=picture_of(loaded, {"picture": picture}))
+
+
+def _number(text: str, kind: Callable[[str], Any]) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise UserError(
+            f"the target of a step is a time, a seed and a picture, 0.5 3 data:…, and not {text[:20]!r}"
+        ) from None
+
+
 def _controls(loaded: Loaded) -> list[Control]:
     guided = loaded.model.config.null_condition
     return [
@@ -402,10 +442,8 @@ EXPLORE = ExploreProfile(
     controls=_controls,
     groups=lambda loaded: groupings(loaded.model.config, torch.device("cpu")),
     draws=True,
-    target=lambda loaded: (
-        "The loss of a diffusion model is of noise that is added to an image: pencil why RUN 'grad:NAME[…]' "
-        "--target IMAGE opens such a step."
-    ),
+    target=_target,
+    with_target=_trace_target,
 )
 
 

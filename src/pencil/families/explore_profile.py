@@ -53,10 +53,15 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TargetInput:
-    """How a page asks for the right answer: a class or a text; without a label the input itself has it."""
+    """How a page asks for the right answer: a class or a text; without a label the input itself has it.
+
+    Or a picture, of which training shows the model a noised one: the target is then "TIME SEED PICTURE".
+    """
 
     label: str = ""
-    classes: Sequence[str] = ()
+    classes: Sequence[str] = field(default_factory=list)
+    picture: Mapping[str, int] | None = None  # its height, width and channels
+    examples: Sequence[Mapping[str, str]] = field(default_factory=list)  # such pictures, each with its name
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 // "Copy the Python": a few lines that show the same in a notebook.
 
 import type { Session } from "./session.svelte";
-import type { Input, Model } from "./types";
+import type { Input, Model, Target } from "./types";
 
 export const quoted = (text: string) => JSON.stringify(text);
 
@@ -65,10 +65,12 @@ const own = (session: Session) => (session.lessons.length ? ["# the run's own we
 
 /** The lines that record the training step on the present input towards a target. */
 function stepped({ model, input, rate }: Session, target: string): string[] {
-  const wanted = typeof model.target === "object" ? model.target : { label: "", classes: [] };
-  const word = !wanted.label ? "" : `, ${wanted.classes.length ? "target" : "text"}=${quoted(target)}`;
-  const what = input.picture ? quoted(PICTURE) : quoted(input.source ?? input.text ?? "");
-  const lines = [...(rate === 1 ? [] : [`# with the run's learning rate, of which the page has ${rate}`]), ...(input.picture ? [pictureLine(input.picture)] : [])];
+  const wanted: Target = typeof model.target === "object" ? model.target : { label: "", classes: [] };
+  const word = !wanted.label || wanted.picture ? "" : `, ${wanted.classes.length ? "target" : "text"}=${quoted(target)}`;
+  const [time, seed, noised] = wanted.picture ? target.split(" ") : [], picture = noised ?? input.picture;
+  const named = input.label ? `label=${quoted(input.label)}, ` : input.text ? `prompt=${quoted(input.text)}, ` : "";
+  const what = noised ? `${named}target=Path(${quoted(PICTURE)}), time=${time}, seed=${seed}` : quoted(picture ? PICTURE : (input.source ?? input.text ?? ""));
+  const lines = [...(rate === 1 ? [] : [`# with the run's learning rate, of which the page has ${rate}`]), ...(picture ? [pictureLine(picture)] : [])];
   const run = opened(model), loaded = run.startsWith("Session.") ? run : `pencil.load(${run})`;
   return [...lines, `run = ${loaded}`, `t = step_on(run, pencil.trace(run, ${what}${word}))`];
 }
@@ -77,7 +79,8 @@ function stepped({ model, input, rate }: Session, target: string): string[] {
 function program(lines: string[]): string {
   if (lines.some((line) => line.includes("step_on("))) lines.splice(lines.indexOf("import pencil") + 1, 0, "from pencil.api.step import step_on");
   const coded = ["b64decode", "b64encode"].filter((name) => lines.some((line) => line.includes(`${name}(`)));
-  if (coded.length) lines.unshift(`from base64 import ${coded.join(", ")}`, "from pathlib import Path", "");
+  if (lines.some((line) => line.includes("Path("))) lines.unshift("from pathlib import Path", "");
+  if (coded.length) lines.unshift(`from base64 import ${coded.join(", ")}`);
   if (lines.some((line) => line.includes("Session."))) lines.splice(lines.indexOf("import pencil") + 1, 0, "from pencil.explore.session import Session");
   return `${lines.join("\n")}\n`;
 }

@@ -103,6 +103,10 @@ export class Session {
     if (!wanted.label) return ""; // the input has it
     const chosen = this.address.more.target, { answer, input } = this;
     if (chosen !== undefined) return chosen;
+    if (wanted.picture) {
+      const { examples = [] } = wanted;
+      return `0.5 0 ${(examples.find((one) => one.name === (input.label ?? input.text)) ?? examples[0])?.picture}`;
+    }
     if (this.stale) return null;
     const example = this.model.examples.find((one) => one.input.picture === input.picture && one.input.text === input.text);
     if (wanted.classes.length) return example && wanted.classes.includes(example.name) ? example.name : (answer?.classes?.[0]?.label ?? null);

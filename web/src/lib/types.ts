@@ -50,10 +50,16 @@ export type Model = {
   };
   output: "tokens" | "classes" | "picture" | "vector";
   unmeasured?: string; // why no score says what a head does; empty where scores can be measured
-  target?: { label: string; classes: string[] } | string; // how a training step is told the right answer; or why there is none
+  target?: Target | string; // how a training step is told the right answer; or why there is none
   controls: Control[];
   example: Input;
   examples: { name: string; input: Input }[];
+};
+
+/** A class, a text, or "TIME SEED PICTURE" of a picture that is noised. */
+export type Target = {
+  label: string; classes: string[];
+  picture?: { height: number; width: number; channels: 1 | 3 } | null; examples?: { name: string; picture: string }[];
 };
 
 export type Bar = { label: string; id: number; logit: number; probability: number; cell: string };
@@ -255,6 +261,7 @@ export type Learning = {
   changes: WeightChange[];
   history: Taken[];
   undescribed: string[];
+  note: string;
 };
 
 export type Changed = Difference & { before: Answer; after: Answer };
