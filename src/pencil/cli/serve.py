@@ -1,5 +1,6 @@
 """serve."""
 
+import gc
 import os
 import signal
 import sys
@@ -97,6 +98,8 @@ def serve(
             one.worker.on_failure = api.failed
         server = server_for(api, listening.getsockname()[1], token, lan, drain, debug)
         print(f"http://{listening.getsockname()[0]}:{listening.getsockname()[1]}/v1", flush=True)
+        gc.collect()
+        gc.freeze()  # what is here stays: a collection need not look at it again, which takes as long as many tokens
         # uvicorn ends first, and raises the signal again
         before = signal.signal(signal.SIGTERM, lambda number, frame: None)
         try:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -126,7 +126,16 @@ class DecodeState:
             self.active.logical_and_((self.tokens != self.ends).all(1))
 
 
-def newest_logits(model: Any, state: DecodeState, cache: Cache) -> Float[Tensor, "B V"]:
+@runtime_checkable
+class NewestTokens(Protocol):
+    """The newest token of each row, and where it is."""
+
+    tokens: Int[Tensor, "B 1"]
+
+    def span(self) -> Span: ...
+
+
+def newest_logits(model: Any, state: NewestTokens, cache: Cache) -> Float[Tensor, "B V"]:
     """The model on the newest tokens: nothing in it depends on a number that the host has to know."""
     inputs = dict(span=state.span(), cache=cache, last=True)
     if not _transposed(model, state.tokens):

@@ -18,9 +18,9 @@ class TextStream:
         self.text, self.stop = Detokenizer(tokenizer, prompt), stop
         self.held = ""
 
-    def add(self, token: int) -> tuple[str, bool]:
+    def add(self, *tokens: int) -> tuple[str, bool]:
         """What may be shown now, and whether a stop string was met."""
-        self.held += self.text.add(token)
+        self.held += self.text.add(*tokens)
         met = [at for word in self.stop if (at := self.held.find(word)) >= 0]
         if met:
             shown, self.held = self.held[: min(met)], ""

@@ -111,7 +111,7 @@ class Api:
         self.served = {one.name: one for one in served}
         self.metrics = Metrics({one.name: one.worker for one in served})
         self.templates, self.pictures = Templates(), Pictures()
-        self.receipts: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self.receipts: OrderedDict[str, Answer] = OrderedDict()
         self.stopping = False
         self._sees = any("picture" in one.takes for one in served)
         self._seconds, self._debug, self._log_prompts = seconds, debug, log_prompts
@@ -230,7 +230,7 @@ class Api:
                             ("reused", answer.reused)):  # fmt: skip
             self.metrics.tokens.labels(served.name, kind).inc(count)
         self.metrics.whole.labels(served.name).observe(time.time() - answer.head["created"])
-        self.receipts[answer.id] = answer.receipt()
+        self.receipts[answer.id] = answer  # its receipt is written when somebody asks for it
         while len(self.receipts) > MOST_RECEIPTS:
             self.receipts.popitem(last=False)
 
@@ -298,7 +298,7 @@ class Api:
         name = request.path_params["id"]
         if name not in self.receipts:
             raise RequestError(f"there is no receipt of this answer; those of the latest {MOST_RECEIPTS} are kept", 404)
-        return reply(self.receipts[name])
+        return reply(self.receipts[name].receipt())
 
     async def health(self, request: Request) -> Response:
         good = all(one.worker.alive for one in self.served.values())

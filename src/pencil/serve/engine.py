@@ -1,9 +1,13 @@
-"""Continuous batching: sequences join and leave a fixed number of rows, and each round gives every one a token.
+"""Continuous batching: sequences join and leave a fixed number of rows, and each round gives every one its next tokens.
 
-A round is one piece of a prompt for each tile at most, so that a long prompt does not hold up the others, then a decode
-step of every tile in which a row is used. Everything is allocated when the engine is made: the rows' caches, and the
-pool in which the first pieces of prompts are kept for later prompts that begin alike. Only whole pieces, counted from
-token 0, are reused: those have the same bits whoever computed them.
+A round is a piece of a prompt or a few for each tile, so that a long prompt does not hold up the others, then the next
+steps of every tile in which a row is used: one on a CPU, several on CUDA, where the device goes on by itself with the
+tokens that it has chosen. There the host reads a round's tokens while the device is busy with the next, and what was
+computed after the end of a text is dropped.
+
+Everything is allocated when the engine is made: the rows' caches, and the pool in which the first pieces of prompts are
+kept for later prompts that begin alike. Only whole pieces, counted from token 0, are reused: those have the same bits
+whoever computed them.
 """
 
 import hashlib
@@ -12,37 +16,39 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..config import UserError
-from ..core.cache import Cache
 from ..device import free_memory
 from ..families.family import family
 from ..inference.sampling import NOT_FINITE
 from ..inference.text_stream import TextStream
 from .errors import TOO_LONG, RequestError
-from .row_sampling import RowRules, Rules
-from .tile import Newest, Tile, steady, whole_keys
+from .row_sampling import Choices, RowRules, Rules
+from .tile import Tile, steady, whole_keys
 
 DRAWN = 64  # random numbers of a sequence drawn at a time
+AHEAD = 8  # steps of a tile that follow one another on CUDA before the host looks at their tokens
+
+Likeliest = tuple[Tensor, Tensor]  # the ids of the likeliest tokens of each step, and their logprobs
 
 
-@dataclass
-class Token:
+class Token(NamedTuple):
     """One generated token, and how it was chosen: what a receipt shows."""
 
     id: int
+    runner: int
     logprob: float
-    drawn: float | None  # None where it is the token of the largest logit
     low: float
     high: float
-    runner: int
     margin: float
-    top: list[tuple[int, float]] = field(default_factory=list)  # the likeliest tokens and their logprobs
+    drawn: float | None  # None where it is the token of the largest logit
+    top: Sequence[tuple[int, float]] = ()  # the likeliest tokens and their logprobs
 
 
 @dataclass
@@ -70,31 +76,81 @@ class Continuation:
     top: int = 0  # how many of the likeliest tokens are listed
     deadline: float = float("inf")  # on time.monotonic
     cancelled: bool = False
-    tokens: list[Token] = field(default_factory=list)
     text: TextStream | None = None
     uniforms: list[float] = field(default_factory=list)
     random: torch.Generator | None = None
-    row: Cache | None = None  # while the prompt is read
-    reused: int = 0  # tokens of the prompt that were not computed again
+    read: int = 0  # tokens of the prompt that were read
+    reused: int = 0  # those of them that were not computed again
+    asked: int = 0  # tokens that the device was asked for
+    count: int = 0  # tokens that were generated
+    ended: bool = False
 
-    def uniform(self) -> float:
-        """The next random number; the same stream as `pencil sample` draws for this seed."""
-        if self.rules.sampling.temperature == 0:
-            return 0.0
+    @property
+    def sampled(self) -> bool:
+        return self.rules.sampling.temperature > 0
+
+    def draw(self, count: int) -> list[float]:
+        """The next random numbers; the same stream as `pencil sample` draws for this seed."""
+        if not self.sampled:
+            return [0.0] * count
         if self.random is None:
             self.random = torch.Generator().manual_seed(
                 (self.rules.sampling.seed * 1_000_003 + self.sample) % (1 << 63)
             )
-        if not self.uniforms:
-            self.uniforms = torch.rand(DRAWN, generator=self.random, dtype=torch.float64).flip(0).tolist()
-        return self.uniforms.pop()
+        while len(self.uniforms) < count:
+            self.uniforms += torch.rand(DRAWN, generator=self.random, dtype=torch.float64).tolist()
+        drawn, self.uniforms = self.uniforms[:count], self.uniforms[count:]
+        return drawn
+
+
+Row = tuple[int, int, Continuation]  # the tile, the place in it, and whose it is
+
+
+class Chosen:
+    """The tokens of some rows in steps that follow one another, on their way from the device.
+
+    `at` is where each row is in the tensors of the choices.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        at: Sequence[int],
+        choices: Sequence[Choices],
+        likeliest: Sequence[Likeliest | None],
+        drawn: Sequence[Sequence[float]],
+    ):
+        self.rows = rows
+        self._at, self._likeliest, self._drawn = at, likeliest, drawn
+        numbers = torch.stack([torch.stack([one.double() for one in step]) for step in choices], -1)
+        self._numbers = numbers.to("cpu", non_blocking=True)
+        self._event = torch.cuda.Event() if numbers.is_cuda else None
+        if self._event is not None:
+            self._event.record()
+
+    def read(self) -> list[list[Token]]:
+        """The tokens of each row; waits for the device."""
+        if self._event is not None:
+            self._event.synchronize()
+        columns = self._numbers.tolist()  # of each number of a choice the rows, of each row the steps
+        found = []
+        for i, (_, _, one) in enumerate(self.rows):
+            ids, runners, *rest = (column[self._at[i]] for column in columns)
+            drawn = self._drawn[i] if one.sampled else [None] * len(ids)
+            tokens = list(map(Token, map(int, ids), map(int, runners), *rest, drawn))
+            likeliest = self._likeliest[i]
+            if likeliest is not None:
+                top = [list(zip(*pair, strict=True)) for pair in zip(*(one.tolist() for one in likeliest), strict=True)]
+                tokens = [token._replace(top=best) for token, best in zip(tokens, top, strict=True)]
+            found.append(tokens)
+        return found
 
 
 class Prefixes:
     """Keys and values of prompts' first pieces, by all the tokens up to their end; the longest unused ones go first."""
 
-    def __init__(self, count: int, shape: Sequence[int], like: Tensor):
-        self.pool = torch.zeros(count, *shape, device=like.device, dtype=like.dtype)
+    def __init__(self, count: int, like: Tensor):
+        self.pool = like.new_zeros(count, *like.shape)
         self.places: OrderedDict[bytes, int] = OrderedDict()
 
     def get(self, name: bytes) -> Tensor | None:
@@ -126,25 +182,28 @@ class Engine:
         piece: int = 64,
         prefixes: int = 64,
         waiting: int = 256,
+        ahead: int | None = None,
     ):
         self.model, self.tokenizer = model, tokenizer
         self.context = int(model.config.context)
         self.vocab = int(tokenizer.vocab)
         self.piece, self.waiting = min(piece, self.context), waiting
         device = next(model.parameters()).device
+        self.ahead = ahead or (AHEAD if device.type == "cuda" else 1)  # steps between two looks of the host
         if len(model.INPUTS) > 1:  # what a text begins with is then read after a picture, or beside a source
             prefixes = 0
-        self.bytes = _check_memory(model, tiles * rows, prefixes * self.piece, device)
+        self.bytes = _check_memory(model, tiles * (rows + 1), prefixes * self.piece, device)
         schemes = [getattr(model, name, None) for name in ("positions", "image_positions")]
         biased = any(getattr(one, "biases_scores", False) for one in schemes)  # a bias is added to all keys at once
         self.tiles = [Tile(model, rows, self.context, self.piece, biased) for _ in range(tiles)]
         self.rules = [RowRules(rows, self.vocab, device) for _ in range(tiles)]
         self.rows: list[list[Continuation | None]] = [[None] * rows for _ in range(tiles)]
-        store = self.tiles[0].cache.store
-        self.prefixes = Prefixes(prefixes, (2, store.shape[1], store.shape[3], self.piece, store.shape[5]), store)
+        self.prefixes = Prefixes(prefixes, self.tiles[0].kept(0, self.piece))
         self.never = torch.tensor(tokenizer.never, dtype=torch.long, device=device)
         self.queue: list[Continuation] = []
-        self.reading: list[tuple[int, int]] = []  # tile and place of rows whose prompts are being read, oldest first
+        # of each tile, the places of rows whose prompts are not read yet: the first one is being read
+        self.reading: list[list[int]] = [[] for _ in range(tiles)]
+        self.chosen: list[Chosen] = []  # what the host has not looked at
         self.counts = {"prompt": 0, "reused": 0, "generated": 0, "steps": 0}
         self.is_steady = self._is_steady()
 
@@ -156,7 +215,6 @@ class Engine:
             for one in self.tiles:
                 one.all_keys = True
             measured = steady(tile, self.vocab)
-        tile.cache.reset()
         return measured
 
     # ---- what comes in
@@ -186,24 +244,46 @@ class Engine:
     # ---- a round
 
     def round(self) -> None:
-        """One piece of some prompts, and one token of every other row."""
+        """Some pieces of prompts, and the next tokens of every other row."""
         self._drop()
         self._admit()
-        for at in self.reading[: len(self.tiles)]:
-            self._guard([at], lambda at=at: self._read(*at))
+        before, self.chosen = self.chosen, []
+        pieces = max(self.ahead, len(self.tiles))
+        while pieces > 0 and any(self.reading):
+            for t in range(len(self.tiles)):
+                if self.reading[t]:
+                    self._guard(self._rows(t, self.reading[t][:1]), partial(self._read, t))
+                    pieces -= 1
         for t in range(len(self.tiles)):
-            places = [p for p, one in enumerate(self.rows[t]) if one is not None and one.row is None]
-            if places:
-                self._guard([(t, p) for p in places], lambda t=t, places=places: self._step(t, places))
+            if places := self._places(t):
+                self._guard(self._rows(t, places), partial(self._step, t, places))
+        ready = before
+        if (
+            self.ahead == 1 or not self.chosen
+        ):  # else the device is busy with this round, and the host looks at the last
+            ready, self.chosen = [*before, *self.chosen], []
+        for one in ready:
+            self._guard(one.rows, partial(self._look_at, one))
 
-    def _guard(self, at: Sequence[tuple[int, int]], work: Callable[[], None]) -> None:
+    def _rows(self, t: int, places: Sequence[int]) -> list[Row]:
+        return [(t, p, one) for p in places if (one := self.rows[t][p]) is not None]
+
+    def _places(self, t: int) -> list[int]:
+        """The rows of a tile that get their next tokens."""
+        return [p for p, one in enumerate(self.rows[t]) if one is not None and 0 < one.asked < self._most(one)]
+
+    def _most(self, one: Continuation) -> int:
+        """How many tokens a sequence gets at most: the last one need not be read."""
+        return min(one.most, self.context + 1 - len(one.prompt))
+
+    def _guard(self, rows: Sequence[Row], work: Callable[[], None]) -> None:
         """Do it; where it fails, the rows that it was for end, and the others go on."""
         try:
             work()
         except Exception as error:
             failed = RequestError.inside(error)
-            for t, p in at:
-                if self.rows[t][p] is not None:
+            for t, p, one in rows:
+                if self.rows[t][p] is one:
                     self._end(t, p, Piece("", [], error=failed))
             self.on_failure(error)
 
@@ -237,18 +317,9 @@ class Engine:
             if not free:
                 return
             t = max(free, key=lambda entry: (entry[0], -entry[1]))[1]
-            p, one, tile = self.rows[t].index(None), self.queue.pop(0), self.tiles[t]
+            p, one = self.rows[t].index(None), self.queue.pop(0)
             self.rows[t][p] = one
-            one.row = tile.clear(p)
-            for name in self._names(one.prompt[: len(one.prompt) - 1]):  # the last token is read for its logits
-                kept = self.prefixes.get(name)
-                if kept is None:
-                    break
-                tile.restore(one.row, kept)
-            one.reused = one.row.filled
-            self.counts["reused"] += one.reused
-            self.rules[t].set(p, one.rules, one.prompt)
-            self.reading.append((t, p))
+            self.reading[t].append(p)
 
     def _names(self, tokens: list[int]) -> list[bytes]:
         """A hash of all tokens up to the end of each whole piece."""
@@ -258,91 +329,135 @@ class Engine:
             names.append(hashed.digest())
         return names
 
-    def _read(self, t: int, p: int) -> None:
+    def _begin(self, tile: Tile, one: Continuation) -> None:
+        """Begin to read a prompt: what is kept of others that begin alike is not computed again."""
+        tile.begin()
+        for name in self._names(one.prompt[: len(one.prompt) - 1]):  # the last token is read for its logits
+            kept = self.prefixes.get(name)
+            if kept is None:
+                break
+            tile.restore(kept)
+        one.read = one.reused = tile.read
+        self.counts["reused"] += one.reused
+
+    def _read(self, t: int) -> None:
         """Read the next piece of a prompt; after the last one the row has its first token."""
-        one, tile = self.rows[t][p], self.tiles[t]
+        tile, p = self.tiles[t], self.reading[t][0]
+        one = self.rows[t][p]
         assert one is not None
-        assert one.row is not None
-        first = tile.read(one.row)
+        if one.read == 0:
+            self._begin(tile, one)
+        first = one.read
         last = min(first + self.piece, len(one.prompt))
-        logits = tile.prefill(p, one.row, one.prompt[first:last], one.given)
-        one.given = {}
+        logits = tile.prefill(one.prompt[first:last], one.given)
+        one.read, one.given = last, {}
         self.counts["prompt"] += last - first
         if last - first == self.piece:
-            name = self._names(one.prompt[:last])[-1]
-            self.prefixes.put(name, tile.cache.store[:, :, p, :, first:last])
+            self.prefixes.put(self._names(one.prompt[:last])[-1], tile.kept(first, last))
         if last < len(one.prompt):
             return
-        self.reading.remove((t, p))
-        one.row = None
-        whole = logits.new_zeros(tile.rows, logits.shape[0])
-        whole[p] = logits
-        self._choose(t, [p], whole)
+        self.reading[t].pop(0)
+        tile.seat(p)
+        self.rules[t].set(p, one.rules, one.prompt)  # not earlier: a row with rules counts each token that is chosen
+        drawn = one.draw(1)
+        choice, logits = self._choose(t, logits[None], drawn, p)
+        tile.put(p, choice.tokens[0], last)
+        one.asked = 1
+        self.chosen.append(Chosen([(t, p, one)], [0], [choice], [_likeliest([logits[0]], one.top)], [drawn]))
 
     def _step(self, t: int, places: Sequence[int]) -> None:
-        newest = []
-        for p in places:
-            one = self.rows[t][p]
-            assert one is not None
-            newest.append(Newest(p, one.tokens[-1].id, len(one.prompt) + len(one.tokens) - 1))
-        self.counts["steps"] += 1
-        self._choose(t, places, self.tiles[t].step(newest))
+        """The next steps of a tile."""
+        tile, rows = self.tiles[t], self._rows(t, places)
+        count = min(self.ahead, max(self._most(one) - one.asked for _, _, one in rows))
+        longest = min(self.context, max(len(one.prompt) + one.asked for _, _, one in rows) + count - 1)
+        drawn = [one.draw(count) for _, _, one in rows]
+        uniforms = torch.zeros(tile.rows, count, dtype=torch.float64)
+        uniforms[list(places)] = torch.tensor(drawn, dtype=torch.float64)
+        uniforms = uniforms.to(tile.device)
+        choices, seen = [], [[] for _ in rows]
+        for k in range(count):
+            choice, logits = self._choose(t, tile.step(longest), uniforms[:, k])
+            tile.advance(choice.tokens)
+            choices.append(choice)
+            for kept, (_, p, one) in zip(seen, rows, strict=True):
+                if one.top:
+                    kept.append(logits[p])
+        self.counts["steps"] += count
+        for _, p, one in rows:
+            one.asked += count
+            if one.asked >= self._most(one):
+                tile.leave(p)
+        likeliest = [_likeliest(logits, one.top) for logits, (_, _, one) in zip(seen, rows, strict=True)]
+        self.chosen.append(Chosen(rows, places, choices, likeliest, drawn))
 
-    def _choose(self, t: int, places: Sequence[int], logits: Tensor) -> None:
-        """Give these rows of a tile their next tokens."""
-        rows, rules, uniforms = self.rows[t], self.rules[t], [0.0] * len(logits)
-        for p in places:
-            uniforms[p] = rows[p].uniform()  # pyright: ignore[reportOptionalMemberAccess]
+    def _choose(
+        self, t: int, logits: Tensor, uniforms: Tensor | Sequence[float], row: int | None = None
+    ) -> tuple[Choices, Tensor]:
+        """The next token of every row of a tile, or of one; and the logits of the tokens that may be generated."""
         logits = logits[:, : self.vocab].float()
         if len(self.never):
             logits = logits.index_fill(-1, self.never, -torch.inf)
-        choices = rules.choose(logits, uniforms)
-        for p in places:
-            one = rows[p]
-            assert one is not None
-            if choices.tokens[p] == NOT_FINITE:
-                error = RequestError(
-                    "the model's numbers are not finite here: its weights or the text are damaged", 500
-                )
-                self._end(t, p, Piece("", [], error=error))
-                continue
-            sampled = one.rules.sampling.temperature > 0
-            token = Token(choices.tokens[p], choices.logprobs[p], uniforms[p] if sampled else None, choices.low[p],
-                          choices.high[p], choices.runners[p], choices.margins[p])  # fmt: skip
-            if one.top:
-                likeliest = logits[p].double().log_softmax(-1).topk(min(one.top, self.vocab))
-                token.top = list(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True))
-            self._take(t, p, one, token)
+        uniforms = torch.as_tensor(uniforms, dtype=torch.float64, device=logits.device)
+        return self.rules[t].choose(logits, uniforms, row), logits
 
-    def _take(self, t: int, p: int, one: Continuation, token: Token) -> None:
-        """A sequence has a token more; it may end with it."""
-        one.tokens.append(token)
-        self.counts["generated"] += 1
-        self.rules[t].count(p, token.id)
+    # ---- what comes out
+
+    def _look_at(self, chosen: Chosen) -> None:
+        for (t, p, one), tokens in zip(chosen.rows, chosen.read(), strict=True):
+            if not one.ended:
+                self._take(t, p, one, tokens)
+
+    def _take(self, t: int, p: int, one: Continuation, tokens: list[Token]) -> None:
+        """A sequence has more tokens; it may end with them."""
         assert one.text is not None
-        text, reason = "", None
-        if token.id in self.tokenizer.ends:
-            reason = "stop"
-        else:
-            text, met = one.text.add(token.id)
-            if met:
-                reason = "stop"
-        if reason is None and (len(one.tokens) == one.most or len(one.prompt) + len(one.tokens) > self.context):
+        tokens, reason, error = tokens[: self._most(one) - one.count], None, None
+        ids = [token.id for token in tokens]
+        last = next((k for k, id in enumerate(ids) if id in self.tokenizer.ends or id == NOT_FINITE), len(ids))
+        if not one.stop:
+            text, _ = one.text.add(*ids[:last])
+        else:  # which token meets a stop string decides how many are counted
+            text = ""
+            for k, id in enumerate(ids[:last]):
+                new, met = one.text.add(id)
+                text += new
+                if met:
+                    tokens, reason = tokens[: k + 1], "stop"
+                    break
+        if reason is None and last < len(ids):
+            if ids[last] == NOT_FINITE:
+                sentence = "the model's numbers are not finite here: its weights or the text are damaged"
+                tokens, error = tokens[:last], RequestError(sentence, 500)
+            else:
+                tokens, reason = tokens[: last + 1], "stop"
+                text += one.text.rest()
+        one.count += len(tokens)
+        self.counts["generated"] += len(tokens)
+        if reason is None and error is None and one.count == self._most(one):
             reason = "length"
-        if reason is None:
-            one.listener(Piece(text, [token]))
+            text += one.text.rest()
+        piece = Piece(text, tokens, reason, error)
+        if reason is None and error is None:
+            one.listener(piece)
         else:
-            rest = one.text.rest() if token.id in self.tokenizer.ends or reason == "length" else ""
-            self._end(t, p, Piece(text + rest, [token], reason))
+            self._end(t, p, piece)
 
     def _end(self, t: int, p: int, last: Piece) -> None:
         one = self.rows[t][p]
         assert one is not None
-        self.rows[t][p], one.row = None, None
-        if (t, p) in self.reading:
-            self.reading.remove((t, p))
+        self.rows[t][p], one.ended = None, True
+        if p in self.reading[t]:
+            self.reading[t].remove(p)
+        self.tiles[t].leave(p)
         self.rules[t].forget(p)
         one.listener(last)
+
+
+def _likeliest(logits: Sequence[Tensor], count: int) -> Likeliest | None:
+    """The likeliest tokens of each of these logits, and how likely they are."""
+    if not count:
+        return None
+    found = torch.stack(list(logits)).double().log_softmax(-1).topk(min(count, logits[0].shape[-1]))
+    return found.indices, found.values
 
 
 def new_seed() -> int:

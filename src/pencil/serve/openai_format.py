@@ -9,7 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import UserError
@@ -353,7 +353,7 @@ class Answer:
     """The answer to one request in one of the two forms, whole or in chunks."""
 
     def __init__(self, asked: Asked, model: str, tokenizer: Any, chat: bool):
-        self.asked, self.tokenizer, self.chat = asked, tokenizer, chat
+        self.tokenizer, self.chat = tokenizer, chat
         self.id = new_id("chatcmpl" if chat else "cmpl")
         self.head = {"id": self.id, "created": int(time.time()), "model": model}
         count = len(asked.prompts) * asked.n
@@ -363,10 +363,12 @@ class Answer:
         self._offsets = [0] * count
         for i in range(count if asked.echo else 0):
             self.texts[i] = tokenizer.decode(asked.prompts[i // asked.n])
+        self.read = sum(map(len, asked.prompts)) + asked.read
+        self.asked = replace(asked, prompts=[])  # what is kept for the receipt has no prompt
 
     @property
     def usage(self) -> dict[str, Any]:
-        prompt, new = sum(map(len, self.asked.prompts)) + self.asked.read, sum(map(len, self.tokens))
+        prompt, new = self.read, sum(map(len, self.tokens))
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new,
                 "prompt_tokens_details": {"cached_tokens": self.reused}}  # fmt: skip
 

@@ -4,7 +4,7 @@ Everything is computed along a row alone (maxima, sorting, cumulative sums), so 
 another row does. Rules that are off are numbers that change nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,14 +34,14 @@ class Rules:
 
 
 class Choices(NamedTuple):
-    """The next token of each row, and how it was chosen; lists, one entry a row."""
+    """The next token of each row, and how it was chosen."""
 
-    tokens: list[int]  # NOT_FINITE where the logits have no largest one
-    logprobs: list[float]  # of the token, in the model's own distribution
-    low: list[float]  # the token's interval of [0, 1): the random number that was drawn is in it
-    high: list[float]
-    runners: list[int]  # the largest of the other logits
-    margins: list[float]  # by how much the largest logit exceeds the next one
+    tokens: Int[Tensor, "B"]  # NOT_FINITE where the logits have no largest one
+    runners: Int[Tensor, "B"]  # the largest of the other logits
+    logprobs: Float[Tensor, "B"]  # of the token, in the model's own distribution
+    low: Float[Tensor, "B"]  # the token's interval of [0, 1): the random number that was drawn is in it
+    high: Float[Tensor, "B"]
+    margins: Float[Tensor, "B"]  # by how much the largest logit exceeds the next one
 
 
 class RowRules:
@@ -87,45 +87,49 @@ class RowRules:
             for tensor in (self.bias, self.counts, self.seen):
                 tensor[row] = 0
 
-    def count(self, row: int, token: int) -> None:
-        """A row has got this token."""
-        if row in self.adjusted:
-            self.counts[row, token] += 1
-            self.seen[row, token] = True
+    def _rows(self, rows: Collection[int], first: int, last: int) -> Int[Tensor, "n"]:
+        """Those of a set from `first` to before `last`, counted from `first`."""
+        found = [row - first for row in sorted(rows) if first <= row < last]
+        return torch.tensor(found, dtype=torch.long, device=self.bias.device)
 
-    def choose(self, logits: Float[Tensor, "B V"], uniforms: list[float]) -> Choices:
-        """The next token of each row, by its own random number in [0, 1); greedy rows do without."""
+    def choose(self, logits: Float[Tensor, "B V"], uniforms: Float[Tensor, "B"], row: int | None = None) -> Choices:
+        """The next token of each row, or of one, by its own random number in [0, 1); greedy rows do without."""
+        first, last = (0, len(self.bias)) if row is None else (row, row + 1)
+        here = slice(first, last)
         total = logits.double().logsumexp(-1)
         raw = logits
         if self.adjusted:
-            logits = logits + self.bias - self.frequency * self.counts - self.presence * (self.counts > 0)
-            logits = penalize(logits, self.seen, self.repetition)  # pyright: ignore[reportArgumentType]
+            counts, repetition = self.counts[here], self.repetition[here]
+            logits = logits + self.bias[here] - self.frequency[here] * counts - self.presence[here] * (counts > 0)
+            logits = penalize(logits, self.seen[here], repetition)  # pyright: ignore[reportArgumentType]
         (largest, second), (token, runner) = (one.unbind(-1) for one in _two_largest(logits))
         finite = largest.abs() < torch.inf
         low, high = torch.zeros_like(total), torch.ones_like(total)
         if self.sampled:
-            drawn = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
-            p = ((logits.double() - largest.double()[:, None]) / self.temperature).softmax(-1)
-            rows = torch.tensor(sorted(self.sampled - self.sorted), dtype=torch.long, device=logits.device)
+            drawn = uniforms[:, None]
+            p = ((logits.double() - largest.double()[:, None]) / self.temperature[here]).softmax(-1)
+            rows = self._rows(self.sampled - self.sorted, first, last)
             if len(rows):
                 part = p[rows]
-                part = part * (part >= self.min_p[rows] * part.amax(-1, keepdim=True))
+                part = part * (part >= self.min_p[here][rows] * part.amax(-1, keepdim=True))
                 token[rows], low[rows], high[rows] = _draw(part, drawn[rows])
-            rows = torch.tensor(sorted(self.sorted), dtype=torch.long, device=logits.device)
+            rows = self._rows(self.sorted, first, last)
             if len(rows):
                 ids = most_likely(logits[rows], None)
                 part = p[rows].gather(-1, ids)
-                part = part * (torch.arange(part.shape[1], device=part.device) < self.top_k[rows])
+                part = part * (torch.arange(part.shape[1], device=part.device) < self.top_k[here][rows])
                 part = part / part.cumsum(-1)[:, -1:]
                 # the token that crosses the line of top-p is kept, so at least one always is
-                part = part * ((part.cumsum(-1) - part < self.top_p[rows]) & (part >= self.min_p[rows] * part[:, :1]))
+                most = self.min_p[here][rows] * part[:, :1]
+                part = part * ((part.cumsum(-1) - part < self.top_p[here][rows]) & (part >= most))
                 part = torch.zeros_like(part).scatter(-1, ids, part)  # drawn in the order of ids, as all are
                 token[rows], low[rows], high[rows] = _draw(part, drawn[rows])
         logprob = raw.gather(-1, token[:, None])[:, 0].double() - total
-        token = torch.where(finite, token, NOT_FINITE)
-        integers = torch.stack((token, runner)).tolist()
-        numbers = torch.stack((logprob, low, high, (largest - second).double())).tolist()
-        return Choices(integers[0], numbers[0], numbers[1], numbers[2], integers[1], numbers[3])
+        if self.adjusted:
+            rows = self._rows(self.adjusted, first, last)
+            self.counts[here][rows, token[rows]] += 1
+            self.seen[here][rows, token[rows]] = True
+        return Choices(torch.where(finite, token, NOT_FINITE), runner, logprob, low, high, (largest - second).double())
 
 
 def _two_largest(logits: Float[Tensor, "B V"]) -> tuple[Float[Tensor, "B 2"], Int[Tensor, "B 2"]]:

@@ -7,96 +7,110 @@ they are used or not; more requests are more tiles of the same size, not a large
 pieces at fixed multiples from token 0, each padded to a length that follows from its own length alone; a picture is
 read with the first piece, and what a source became is kept padded to the longest one. What is left is the number of
 keys, those of the tile's fullest row: masked keys add zeros to a sum, and in multiples of `KEYS` they do not change its
-order. That, and that a row's place in the tile does not matter, is how torch's kernels behave, not what
-they promise: `steady` measures it on this machine, with this model, before the server starts.
+order. That, and that a row's place in the tile does not matter, is how torch's kernels behave, not what they promise:
+`steady` measures it on this machine, with this model, before the server starts.
+
+What a step reads and writes stays on the device, so that several steps can follow one another before the host knows
+their tokens; on CUDA a step is a captured graph, one for each number of keys.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core.cache import Cache, Memory
 from ..core.masks import NOWHERE
 from ..core.span import Span
-from ..inference.decode_step import row_kernels
+from ..inference.cuda_graph import Captured
+from ..inference.decode_step import bucket_of, newest_logits, row_kernels
 
-KEYS = 64  # the keys of a step are a multiple of this
+KEYS = 64  # on a CPU the keys of a step are a multiple of this
 SMALLEST_PIECE = 8  # tokens that a shorter last piece of a prompt is padded to
-
-
-class Newest(NamedTuple):
-    """The newest token of a row, at this position of its text: its keys are not in the cache yet."""
-
-    place: int
-    token: int
-    position: int
+MOST_PLACES = 8  # of a tile in which a text is continued to measure whether its place matters
 
 
 class Tile:
-    """Rows of one model."""
+    """Rows of one model, and a cache of one row beside them in which a prompt is read before it takes its place."""
 
     def __init__(self, model: Any, rows: int, length: int, piece: int, all_keys: bool = False):
         self.model, self.rows, self.piece, self.all_keys = model, rows, piece, all_keys
+        self.context = length
         self.before = int(getattr(model.config, "before", 0))  # tokens of a picture, before each text
-        self.cache: Cache = model.new_cache(rows, whole_keys(self.before + length) - self.before)
+        room = whole_keys(self.before + length) - self.before
+        self.cache: Cache = model.new_cache(rows, room)
+        self.reader: Cache = model.new_cache(1, room)
         self.memory = _memory_of(model, rows)
         self.device = self.cache.store.device
         self.kernels = row_kernels(self.cache.store)
+        self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=self.device)  # the newest of each row
+        self.index = torch.full((rows, 1), NOWHERE, device=self.device)  # its position; NOWHERE in a row without one
+        self._steps: dict[int, Captured] = {}  # by the number of keys
+        self._prefills: dict[int, Captured] = {}  # of first pieces, by their padded length
 
-    def clear(self, place: int) -> Cache:
-        """Give a row to another sequence: its cache, by itself, for the prompt's pieces."""
-        self.cache.empty(torch.tensor([place], device=self.device))
-        return self.cache.row(place)
+    # ---- a prompt
 
-    def restore(self, row: Cache, kept: Float[Tensor, "2 layers g P d"]) -> None:
-        """Give a row the keys and values of its next tokens, as if they had been computed in it."""
-        first, count = row.filled, kept.shape[-2]
-        row.store[:, :, 0, :, first : first + count] = kept
-        self._count(row, count)
+    def begin(self) -> None:
+        """Forget the prompt that was read last."""
+        self.reader.reset()
 
-    def _count(self, row: Cache, count: int) -> None:
-        index = torch.arange(row.filled, row.filled + count, device=self.device)
-        row.index[0, row.filled : row.filled + count] = index
-        row.coords[0, row.filled : row.filled + count, 0] = index.to(row.coords.dtype)
-        row.used.add_(count)
-        row.filled += count
+    def restore(self, kept: Float[Tensor, "2 layers g P d"]) -> None:
+        """Keys and values of the prompt's next tokens, as if they had been computed here."""
+        first, count = self.reader.filled, kept.shape[-2]
+        self.reader.store[:, :, 0, :, first : first + count] = kept
+        self._count(count)
 
-    def disturb(self, place: int, count: int, random: torch.Generator) -> None:
-        """Fill a row with so many tokens of noise, as neighbours of a row that is measured."""
-        row, count = self.clear(place), self.before + count
-        noise = torch.randn(*row.store.shape[:-2], count, row.store.shape[-1], generator=random)
-        row.store[..., :count, :] = noise.to(row.store)
-        self._count(row, count)
-        if self.memory is not None:
-            for store in (one for layer in self.memory.layers for one in layer):
-                store[place] = torch.randn(store.shape[1:], generator=random).to(store)
-            self.memory.span.index[place] = torch.arange(self.memory.span.index.shape[1], device=self.device)
+    def _count(self, count: int) -> None:
+        reader, index = self.reader, torch.arange(self.reader.filled, self.reader.filled + count, device=self.device)
+        reader.index[0, index] = index
+        reader.coords[0, index, 0] = index.to(reader.coords.dtype)
+        reader.used.add_(count)
+        reader.filled, reader.even = reader.filled + count, False
 
-    def read(self, row: Cache) -> int:
-        """How many tokens of a row's text were read."""
-        return max(0, row.filled - self.before)
+    @property
+    def read(self) -> int:
+        """How many tokens of the prompt were read."""
+        return max(0, self.reader.filled - self.before)
 
     @torch.no_grad()
-    def prefill(
-        self, place: int, row: Cache, tokens: Sequence[int], given: Mapping[str, Any] | None = None
-    ) -> Float[Tensor, "V"]:
-        """Read a row's next piece, with the first one its picture or source; the logits after its last token."""
-        first, count, before = self.read(row), len(tokens), 0 if row.filled else self.before
+    def prefill(self, tokens: Sequence[int], given: Mapping[str, Any] | None = None) -> Float[Tensor, "V"]:
+        """Read the prompt's next piece, with the first one its picture or source; the logits after its last token."""
+        reader, first, count = self.reader, self.read, len(tokens)
+        before = 0 if reader.filled else self.before
         padded = self.piece if count == self.piece else max(SMALLEST_PIECE, 1 << (count - 1).bit_length())
-        padded = max(count, min(padded, self.piece, row.length - row.filled - before))
+        padded = max(count, min(padded, self.piece, reader.length - reader.filled - before))
         pad = padded - count
         index = torch.tensor([[*range(first, first + count), *[NOWHERE] * pad]], device=self.device)
         last = torch.tensor([count - 1], device=self.device)
         ids = torch.tensor([[*tokens, *[0] * pad]], device=self.device)
-        filled, more = row.filled + before + count, {} if first else given or {}
-        logits = self.model(ids, span=Span.at(index), cache=row, last=last, **more)[0, -1]
-        row.filled = filled
-        if row.memory is not None and not first:
-            self._keep(place, row.memory)
+        filled, reader.even = reader.filled + before + count, False
+        if first:
+            logits = self._read(ids, index, last)
+        elif given or not ids.is_cuda:
+            logits = self._read(ids, index, last, **(given or {}))
+        else:
+            logits = self._prefills.setdefault(padded, Captured(self._read))(ids, index, last)
+        reader.filled = filled  # padding takes no slot, and a replay runs no Python
         return logits
+
+    def _read(self, ids: Tensor, index: Tensor, last: Tensor, **given: Any) -> Float[Tensor, "V"]:
+        return self.model(ids, span=Span.at(index), cache=self.reader, last=last, **given)[0, -1]
+
+    def kept(self, first: int, last: int) -> Float[Tensor, "2 layers g P d"]:
+        """Keys and values of these tokens of the prompt."""
+        return self.reader.store[:, :, 0, :, first:last]
+
+    def seat(self, place: int) -> None:
+        """Give the prompt that was read a row of the tile."""
+        count, reader, cache = self.reader.filled, self.reader, self.cache
+        cache.empty(torch.tensor([place], device=self.device))
+        cache.store[:, :, place, :, :count] = reader.store[:, :, 0, :, :count]
+        cache.index[place, :count], cache.coords[place, :count] = reader.index[0, :count], reader.coords[0, :count]
+        cache.used[place] = count
+        if reader.memory is not None:
+            self._keep(place, reader.memory)
 
     def _keep(self, place: int, memory: Memory) -> None:
         """Keep what a row's source became."""
@@ -109,18 +123,48 @@ class Tile:
         self.memory.span.index[place] = NOWHERE
         self.memory.span.index[place, :count] = memory.span.index[0]
 
+    def disturb(self, place: int, random: torch.Generator) -> None:
+        """Noise in the place of what a source became, for a neighbour of a row that is measured."""
+        if self.memory is not None:
+            for store in (one for layer in self.memory.layers for one in layer):
+                store[place] = torch.randn(store.shape[1:], generator=random).to(store)
+            self.memory.span.index[place] = torch.arange(self.memory.span.index.shape[1], device=self.device)
+
+    # ---- steps
+
+    def put(self, place: int, token: Int[Tensor, ""] | int, position: int) -> None:
+        """The newest token of a row, at this position of its text: its keys are not in the cache yet."""
+        self.tokens[place], self.index[place] = token, position if position < self.context else NOWHERE
+
+    def leave(self, place: int) -> None:
+        """A row takes no more steps."""
+        self.index[place] = NOWHERE
+
     @torch.no_grad()
-    def step(self, newest: Sequence[Newest]) -> Float[Tensor, "B V"]:
-        """The logits of every row after its newest token; those of the other rows mean nothing."""
-        tokens, index, longest = [[0] for _ in range(self.rows)], [[NOWHERE] for _ in range(self.rows)], 0
-        for place, token, position in newest:
-            tokens[place], index[place], longest = [token], [position], max(longest, position + 1)
-        keys = self.cache.length if self.all_keys else whole_keys(self.before + longest)
+    def step(self, longest: int) -> Float[Tensor, "B V"]:
+        """The logits of every row after its newest token, the longest text having so many; others mean nothing."""
+        if self.all_keys:
+            keys = self.cache.length
+        elif self.cache.store.is_cuda:
+            keys = bucket_of(self.before + longest, self.cache.length)
+        else:
+            keys = whole_keys(self.before + longest)
         if self.cache.bucket != keys:
             self.cache.fix(keys, *self.kernels)
         self.cache.memory = self.memory
-        span = Span.at(torch.tensor(index, device=self.device))
-        return self.model(torch.tensor(tokens, device=self.device), span=span, cache=self.cache, last=True)[:, -1]
+        if not self.cache.store.is_cuda:
+            return newest_logits(self.model, self, self.cache)
+        # its inputs and its cache keep their addresses
+        return self._steps.setdefault(keys, Captured(lambda: newest_logits(self.model, self, self.cache)))()
+
+    def span(self) -> Span:
+        """Where the newest tokens are."""
+        return Span.at(self.index)
+
+    def advance(self, tokens: Int[Tensor, "B"]) -> None:
+        """Make these the newest tokens; a row whose context is full takes no more steps."""
+        self.tokens.copy_(tokens[:, None].clamp(min=0))
+        self.index.add_(self.index < NOWHERE).masked_fill_(self.index >= self.context, NOWHERE)
 
 
 def whole_keys(count: int) -> int:
@@ -154,29 +198,41 @@ def example_inputs(model: Any, vocab: int, random: torch.Generator) -> dict[str,
 def steady(tile: Tile, vocab: int) -> bool:
     """Whether a row's logits have the same bits in every place, beside any neighbours, with any number of keys.
 
-    One text is continued in each place, alone and beside longer ones, and the logits of each step are compared.
+    One text is continued in several places, alone and beside longer ones, and the logits of each step are compared.
     """
-    context = min(int(tile.model.config.context), tile.cache.length)
+    context = min(tile.context, tile.cache.length - tile.before)
     count, steps = max(1, min(5, context - 2)), min(2, context - 1)
     random = torch.Generator().manual_seed(0)
-
     asked = torch.randint(vocab, (count + steps,), generator=random).tolist()
     given = example_inputs(tile.model, vocab, random)
+    noise = torch.randn(tile.kept(0, tile.before + context).shape, generator=random).to(tile.reader.store)
 
-    def logits(place: int, others: dict[int, int]) -> Tensor:
+    def logits(place: int, others: Mapping[int, int]) -> Tensor:
+        for other in range(tile.rows):
+            tile.leave(other)
         for other, length in others.items():
-            tile.disturb(other, length, random)
-        seen = [tile.prefill(place, tile.clear(place), asked[:count], given)]
+            tile.begin()
+            tile.restore(noise[..., : tile.before + length, :])
+            tile.seat(other)
+            tile.disturb(other, random)
+            tile.put(other, asked[0], length)
+        tile.begin()
+        seen = [tile.prefill(asked[:count], given)]
+        tile.seat(place)
+        tile.put(place, asked[count], count)
+        newest = torch.full((tile.rows,), asked[-1], device=tile.device)
         for i in range(steps):
-            near = [Newest(other, asked[i], length + i) for other, length in others.items()]
-            seen.append(tile.step([Newest(place, asked[count + i], count + i), *near])[place])
+            seen.append(tile.step(max([count, *others.values()]) + i + 1)[place])
+            tile.advance(newest)
         return torch.stack(seen)
 
     alone = logits(0, {})
     lengths = sorted({1, min(KEYS, context - steps), context - steps})
-    for place in range(tile.rows):
+    good = True
+    for place in range(0, tile.rows, max(1, tile.rows // MOST_PLACES)):
         near = {at: lengths[(at + place) % len(lengths)] for at in range(tile.rows) if at != place}
-        for others in ({}, near):
-            if not torch.equal(logits(place, others), alone):
-                return False
-    return True
+        good = good and all(torch.equal(logits(place, others), alone) for others in ({}, near))
+    for place in range(tile.rows):
+        tile.leave(place)
+    tile.cache.reset()
+    return good

@@ -21,9 +21,9 @@ class Detokenizer:
         self.text = ""  # before it is tidied
         self.returned = 0  # characters returned
 
-    def add(self, token: int) -> str:
-        """The new text."""
-        self.waiting.append(token)
+    def add(self, *tokens: int) -> str:
+        """The new text; that of several tokens at once costs less than of one after the other."""
+        self.waiting += tokens
         visible = [i for i in self.waiting if not self.tokenizer.hidden(i)]
         if not visible or self.tokenizer.pending(visible[-1]):
             return ""
