@@ -422,6 +422,23 @@ def test_an_optimizer_of_another_model_is_refused():
         )
 
 
+def test_the_first_gradient_that_is_not_finite_is_named():
+    """Of a root that is not chosen: the loss does not see it, and its gradient is 0 times what is not a number."""
+    torch.manual_seed(2)
+    model, x, lines = nn.Linear(5, 3), torch.randn(7, 5), []
+    row, column = (model(x) < 0).nonzero()[0].tolist()
+
+    def loss(model, x, least):
+        z = model(x)
+        return torch.where(z > 0, z.clamp(min=least).sqrt(), z).sum()
+
+    for least in (1e-3, -9.0):
+        t = trace_step(model, loss, (x, least), warn=lines.append)
+    (line,) = lines
+    assert f"but grad::mul[{row},{column}] is not a number: the first of the gradients that are not finite" in line
+    assert t["grad::mul"][row, column].why().formula.startswith("2·√max(")
+
+
 def test_a_new_weight_that_does_not_exist_is_explained():
     model = nn.Linear(5, 3)
     optimizer = torch.optim.SGD([model.weight], 0.1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import UserError, build
+from ..console import note
 from ..core.layers import evaluating
 from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace
@@ -51,7 +52,8 @@ class StepMaker:
         """The step, recorded; the model is afterwards as it was."""
         inputs, optimizers = self._live.traced_model.inputs, list(self.optimizers.values())
         with self._trainable():
-            return trace_step(self.model, self._loss, inputs, optimizers, clip=self.clip, labels=self._live.labels)
+            labels = self._live.labels
+            return trace_step(self.model, self._loss, inputs, optimizers, clip=self.clip, labels=labels, warn=note)
 
     def take(self) -> tuple[float, list[float]]:
         """Take the step by the operations of a recorded one: the loss before it, and of targets the probability."""
@@ -197,7 +199,10 @@ def trace_update(run: str | Path, step: int, announce: Callable[[str], None] = l
 
         tape, traced = record_step(trainer.model, list(trainer.optimizers.values()), update)
     (loss, *_) = trainer.guard.read(trainer.step).losses or [float("nan")]
-    return StepTrace(tape, traced, loss)
+    trace = StepTrace(tape, traced, loss)
+    if fault := trace.fault:
+        announce(fault)
+    return trace
 
 
 def prepare_replay(opened: Run, announce: Callable[[str], None]) -> tuple[Trainer, list[StepTape]]:

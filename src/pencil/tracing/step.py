@@ -9,19 +9,23 @@ Model and optimizer are afterwards as they were: the trace has the weights after
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..config import UserError
 from ..device import random_state
+from .address import address
 from .block_trace import BlockTrace
 from .folding import fold_norms
 from .gradient_contributions import GradientContributions
 from .gradient_formulas import Composer, symbols_of
+from .receipt_text import format_number, plain
 from .recording import EveryValue, TracedModel, parameters_and_buffers
 from .step_tape import CLIPPED, GRADIENT, LOG_PROBABILITIES, NEW, PROBABILITIES, StepTape
 from .tape import BUDGET, TooMuch
@@ -57,6 +61,23 @@ class StepTrace(BlockTrace):
     def __init__(self, tape: StepTape, traced: TracedModel, loss: float, labels: Any = None, facts: Any = None):
         super().__init__(tape, labels, facts)
         self.traced, self.loss = traced, loss
+
+    @property
+    def fault(self) -> str:
+        """Where the first of the gradients is that are not finite, in one sentence; nothing where all are."""
+        tape = self.graph
+        made = [i for i, n in enumerate(tape.nodes) if n.name.startswith(GRADIENT)] if tape.not_finite else []
+        computed = [i for i in made if not tape.nodes[i].moves and tape.values[i] is not None]
+        for node in (*computed, *made):
+            value, n = tape.value(node).reshape(-1), tape.nodes[node]
+            if not np.isfinite(value).all():
+                place = int(np.argmin(np.isfinite(value)))
+                where, what = address(n.name, n.index(place)), format_number(plain(value[place]))
+                return (
+                    f"the loss is {format_number(self.loss)}, but {where} is {what}: the first of the gradients that "
+                    "are not finite; its receipt says what it is made of"
+                )
+        return ""
 
     def open_block(self, path: str) -> None:
         """Run a closed block again, forward and backward, with the weights from before the update."""
@@ -117,6 +138,7 @@ def trace_step(
     labels: Any = None,
     keep: str = "auto",
     opaque: bool = False,
+    warn: Callable[[str], object] | None = None,
 ) -> StepTrace:
     """Record one training step: every gradient and every new weight with its receipt.
 
@@ -124,7 +146,8 @@ def trace_step(
     each with the same weight. `clip` is the largest norm of all gradients together. Dropout is off, unless `training`.
     Without an optimizer the trace ends with the gradients. `keep` is as for `trace`: "all", "blocks" (only what goes
     into them and out of them in both directions, each run again when it is opened) or "auto". With `opaque` an
-    operation of the forward pass that is not described is a leaf, as one of the backward pass always is.
+    operation of the forward pass that is not described is a leaf, as one of the backward pass always is. `warn` is
+    called, or a warning given, where gradients are not finite although the loss is: with the name of the first.
     """
     batches = batch if isinstance(batch, list) else [batch]
     if not batches:
@@ -163,7 +186,10 @@ def trace_step(
         tape.name_parameter_gradients(tape.parameters)
 
     tape, traced = record_step(model, optimizers, step, training, keep, opaque)
-    return StepTrace(tape, traced, total, labels)
+    trace = StepTrace(tape, traced, total, labels)
+    if fault := trace.fault:
+        warnings.warn(fault, stacklevel=2) if warn is None else warn(fault)
+    return trace
 
 
 def record_step(

@@ -87,6 +87,7 @@ class StepTape(Tape):
         self._begun: dict[int, int] = {}  # memory -> the first node that was kept in it
         self._given: dict[Any, int] = {}  # where a gradient from a closed block lies in memory -> its node
         self._numbers: dict[float, Plan] = {}  # those of the optimizer that steps, as they are made of its settings
+        self.not_finite = False  # whether the gradient of some parameter is not
         self.clip: float | None = None  # the largest norm of all gradients together
 
     @contextmanager
@@ -138,6 +139,8 @@ class StepTape(Tape):
             if node is None or parameter.grad is None:
                 continue
             name = self.parameters[parameter]
+            with off():
+                self.not_finite |= not bool(parameter.grad.isfinite().all())
             self.name_node(node, GRADIENT + name)
             clipped = self.node_of(parameter.grad)
             if clipped != node:
