@@ -55,6 +55,13 @@ def test_words_find_their_tokens():
     assert labelled(["␣a", "b"]).locate("logits[0,a]")[1] == (0, 0)  # the space before a word may be left out
 
 
+def test_a_label_of_another_axis_is_found_there():
+    """As the rows of a table of embeddings have no labels, and the logits have those of the vocabulary."""
+    t = labelled(["the", "cat"], {"V": ["a", "b", "c"]})
+    with pytest.raises(UserError, match="give an index from 0 to 2 instead of b; along V it is 1$"):
+        t.locate("logits[0,cat,b]")
+
+
 def test_a_label_with_commas_needs_no_quotes():
     grid = ["patch 1,1", "patch 1,2", "patch 2,1", "patch 2,2"]
     t = labelled(grid)

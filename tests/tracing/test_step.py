@@ -396,6 +396,12 @@ def test_an_operation_of_the_backward_pass_without_a_rule_is_a_leaf():
         (dict(loss=lambda model, x: model(x).detach().sum()), "does not depend on any parameter"),
         (dict(optimizer=torch.optim.Rprop), "the update of Rprop is not described"),
         (dict(batch=[]), "there is no batch"),
+        (dict(batch="the cat"), "'the cat' is a text: give the ids"),
+        (
+            dict(loss=lambda out, aim, more: out),
+            r"called as loss\(model, \*batch\), here with the model and 1 more \(missing",
+        ),
+        (dict(loss=nn.CrossEntropyLoss(), batch=(torch.ones(2, 5), torch.ones(2))), "here with the model and 2 more"),
     ],
 )
 def test_what_has_no_step_is_refused(change, said):

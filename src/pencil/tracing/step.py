@@ -7,6 +7,7 @@
 Model and optimizer are afterwards as they were: the trace has the weights after the step.
 """
 
+import inspect
 import math
 import re
 import warnings
@@ -153,6 +154,8 @@ def trace_step(
     if not batches:
         raise UserError("there is no batch: give a tuple of tensors, or a list of such tuples")
     batches = [one if isinstance(one, tuple) else (one,) for one in batches]
+    for one in batches:
+        check_call(loss, model, one)
     optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     check_optimizers(optimizers)
     check_owned(optimizers, model)
@@ -220,6 +223,21 @@ def record_step(
         except TooMuch:
             restore()
     return _recorded(traced, optimizers, step, training, closed=True), traced
+
+
+def check_call(loss: Loss, model: nn.Module, batch: tuple[Any, ...]) -> None:
+    """Refuse a loss that cannot be called with the model and a batch, such as one of outputs and targets."""
+    try:
+        inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).bind(model, *batch)
+    except TypeError as error:
+        raise UserError(
+            f"the loss is called as loss(model, *batch), here with the model and {len(batch)} more ({error}): give a "
+            f"function such as lambda model, x, y: F.cross_entropy(model(x), y)"
+        ) from None
+    except ValueError:  # a function in C may have no signature
+        pass
+    if words := [one for one in batch if isinstance(one, str)]:
+        raise UserError(f"a batch is a tuple of tensors, and {words[0]!r} is a text: give the ids of its tokens")
 
 
 def check_loss(loss: Any) -> None:

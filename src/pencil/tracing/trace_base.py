@@ -10,7 +10,7 @@ from ..config import UserError, nearest
 from .address import Label, located, occurrence, parse, written_index
 from .graph import Array, Graph, Node
 
-LISTED = "pencil show WHAT lists the names, of the same run, file or example"
+LISTED = "pencil show WHAT lists the names, of the same run, file or example; in Python t.names does"
 COUNTING = "An index counts from 0; a name such as head 1 or patch 1 counts from 1."
 
 
@@ -99,7 +99,10 @@ class TraceBase:
             labels = self.labels_along(letter, n.shape[axis], n.name) or heads
             what = f"{letter} of {n.name}" if letter else f"axis {axis} of {n.name}"
             if not labels:
-                raise UserError(f"{what} has no labels: give an index from 0 to {n.shape[axis] - 1} instead of {part}")
+                same = (at for at, words in self.labels.items() if len(words) == n.shape[axis] and part.text in words)
+                hint = "".join(f"; along {at} it is {list(self.labels[at]).index(part.text)}" for at in same)
+                last = n.shape[axis] - 1
+                raise UserError(f"{what} has no labels: give an index from 0 to {last} instead of {part}{hint}")
             if part.text not in labels and not part.quoted:
                 # a label with commas, such as patch 1,2, may stand without quotes
                 for more in range(1, len(left) + 1):

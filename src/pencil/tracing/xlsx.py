@@ -549,7 +549,7 @@ class SheetWriter:
             sheet.freeze_panes(2, 1)
             sheet.write_url(0, 0, "internal:'Map'!A1", self.formats["link"], "← Map")
             # what is pasted from one sheet to another is the same there
-            title = "weights, and what the optimizer remembers" if name in (BEFORE, AFTER) else name
+            title = REMEMBERED if name in (BEFORE, AFTER) else name
             sheet.write_string(0, 1, title, self.formats["title"])
         for node in self.blocks:
             self._block(node, cells.get(node))
@@ -879,6 +879,7 @@ def nodes_with_cells(graph: Settled) -> set[int]:
     return {node for node in shown if graph.nodes[node].size}
 
 
+REMEMBERED = "weights, and what the optimizer remembers, by their names before the step"
 BEFORE, AFTER = "before", "after"  # the sheets of the weights of a training step, and of what its optimizer remembers
 OPTIMIZER, SETTINGS_ROW = "settings", 3  # the sheet of the optimizer's settings, and its first row with one
 
