@@ -112,9 +112,18 @@ def test_a_learned_table_is_stretched_as_a_picture_is(size, pool):
     assert torch.equal(stretched[:first], table[:first])
     for channel in range(42):
         grid = table[first:, channel].reshape(1, 1, 3, 5)
-        expected = F.interpolate(grid, (rows, columns), mode="bicubic", align_corners=False)
+        expected = F.interpolate(grid, (rows, columns), mode="bicubic", antialias=True)
         found = stretched[first:, channel].reshape(1, 1, rows, columns)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+@pytest.mark.parametrize("size", [(14, 35), (4, 10), (2, 65)])
+def test_a_learned_table_is_stretched_as_timm_does(size, pool, timm):
+    model, first = tiny(pool=pool), int(pool == "class")
+    resample, grid = timm.layers.resample_abs_pos_embed, (size[0] // 2, size[1] // 5)
+    expected = resample(model.positions.table.detach()[None], grid, old_size=(3, 5), num_prefix_tokens=first)[0]
+    assert torch.equal(model.resized(size).positions.table, expected)
 
 
 def test_rotations_and_sinusoids_at_a_new_size_are_those_of_a_model_made_for_it():

@@ -119,6 +119,61 @@ def test_a_new_head_where_classes_change(data, tmp_path):
     assert Run.open(out).config["run"]["classes"] == ["a", "d"]
 
 
+def test_images_of_another_size_stretch_the_positions(data, tmp_path):
+    a = trained("vit", data / "three", tmp_path / "a", **TINY, image_size=(10, 14), patch=(5, 7), resize=(12, 22))
+    out = tmp_path / "b"
+    words = ("train", "vit", "--from", a, "--data", data / "two", "--out", out)
+    said = call(*words, "--size", "20x35", *WORDS, "--train.keep", 5).stderr
+    assert (
+        "images of 20×35 in 4×5 patches instead of 10×14 in 2×2 patches; positions.table: interpolated (bicubic)"
+        in said
+    )
+    assert "a new head of 2 classes" in said
+    before, start = load_file(a / "model.safetensors"), first(out)
+    changed = {name for name in before if before[name].shape != start[name].shape}
+    assert changed == {"head.weight", "head.bias", "positions.table"}
+    assert all(torch.equal(before[name], start[name]) for name in before.keys() - changed)
+    wanted = pencil.load(a).model.resized((20, 35)).positions.table
+    assert torch.equal(start["positions.table"], wanted)
+    assert Run.open(out).config["model"]["image_size"] == [20, 35]
+    assert Run.open(out).config["data"]["resize"] == [24, 55]  # in proportion
+    assert "does not divide" in call(*words[:-1], tmp_path / "c", "--size", "20x34", code=2).stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("positions", ["rope", "alibi"])
+def test_images_of_another_size_need_no_weight_without_a_table(positions, data, tmp_path):
+    sizes = dict(image_size=(10, 14), patch=(5, 7), positions=positions)
+    a = trained("vit", data / "three", tmp_path / "a", **{**TINY, "width": 40}, **sizes)
+    out = tmp_path / "b"
+    said = call(
+        "train",
+        "vit",
+        "--from",
+        a,
+        "--data",
+        data / "three",
+        "--size",
+        "20x35",
+        "--out",
+        out,
+        *WORDS,
+        "--train.keep",
+        5,
+    )
+    assert "no weight depends on their number" in said.stderr
+    before, start = load_file(a / "model.safetensors"), first(out)
+    assert all(torch.equal(before[name], start[name]) for name in before)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["captioner", "dit"])
+def test_images_of_another_size_are_refused_by_other_families(family, data, tmp_path):
+    a = trained(family, data / "album", tmp_path / "a", **TINY)
+    said = call("train", family, "--from", a, "--data", data / "album", "--size", "96", "--out", tmp_path / "b", code=2)
+    assert "model.image_size 96×96 is not that of" in said.stderr
+
+
 def test_reader_from_masked_words_to_labels_and_back(data, tmp_path):
     a = trained("reader", data / "a.txt", tmp_path / "a", **TINY, context=29)
     b = tmp_path / "b"

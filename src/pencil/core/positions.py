@@ -123,14 +123,14 @@ class Learned(Positions):
             ) from None
 
     def resampled(self, grid: Sequence[int]) -> Float[Tensor, "n D"]:
-        """The table for a grid of another size, by bicubic interpolation."""
+        """The table for a grid of another size, by bicubic interpolation, smoothed where it shrinks."""
         first, rest, last = self.table.tensor_split((self.before, self.before + prod(self.grid)))
         if tuple(grid) == self.grid:
             return self.table
         if len(self.grid) != 2:
             raise ValueError("only the table of an image can be resized")
         image = rest.T.unflatten(1, self.grid)[None].float()
-        resized = F.interpolate(image, tuple(grid), mode="bicubic", align_corners=False)
+        resized = F.interpolate(image, tuple(grid), mode="bicubic", align_corners=False, antialias=True)
         return torch.cat((first, resized[0].flatten(1).T.to(rest.dtype), last))
 
 

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError, fitted
+from ..core.patches import by
 from ..data.settings import DataConfig
 from ..data.split import SPLIT
 from ..data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 
 FREE = ("dropout", "attention_dropout", "key_dropout")  # settings without weights
 CONTEXTS = ("context", "source_context")  # which may be smaller
+IMAGE_SIZE = "image_size"  # which may be another where the model can be resized
 
 
 @dataclass
@@ -52,7 +54,8 @@ class Start:
     def configure(self, from_data: Mapping[str, Any], chosen: Mapping[str, Any]) -> Any:
         """The new model's config: the source's, with the classes and the vocabulary of the data.
 
-        A choice that would need other weights is refused; dropout may be chosen, and a smaller context.
+        A choice that would need other weights is refused; dropout may be chosen, a smaller context, and the size of the
+        images of a model that can be resized.
         """
         values = self.values
         chosen = fitted(self.record.config, chosen, "model.")
@@ -73,6 +76,8 @@ class Start:
                 values[name] = value
             elif name in CONTEXTS and value is not None and value < values[name]:
                 values |= {name: value, **self._trained_context(name)}
+            elif name == IMAGE_SIZE and hasattr(self._shapeless(), "resized"):
+                values[name] = value
             elif values.get(name) != value:
                 raise UserError(
                     f"model.{name} {_shown(value)} is not that of {self.place}, {_shown(values.get(name))}, and its "
@@ -86,6 +91,17 @@ class Start:
         if name != "context" or getattr(c, "rope_scaling", None) is None or c.rope_original_context:
             return {}
         return {"rope_original_context": max(1, round(c.context / c.rope_factor))}
+
+    def reading_for(self, image_size: tuple[int, int]) -> DataConfig:
+        """How it reads images, for those of another size: an image is resized, before it is cut, in proportion."""
+        reading = self.reading or DataConfig()
+        own = getattr(self.config, IMAGE_SIZE, image_size)
+        if reading.resize is None or own == image_size:
+            return reading
+        height, width = (
+            round(side * new / old) for side, new, old in zip(reading.resize, image_size, own, strict=True)
+        )
+        return replace(reading, resize=(height, width))
 
     def tokenizer_for(self, ended: bool = False) -> Tokenizer:
         """The source's tokenizer; `ended` gives one of characters or bytes an end token, which comes last."""
@@ -105,6 +121,7 @@ class Start:
 
     def plan(self, config: Any, classes: Sequence[str]) -> list[str]:
         """Decide what of the new model is taken from the source; sentences about what is not."""
+        resized = self._resize(config) if getattr(config, IMAGE_SIZE, None) != self.values.get(IMAGE_SIZE) else []
         new, old = _shapes(self.record, config), {name: tuple(t.shape) for name, t in self.tensors.items()}
         was, now = getattr(self.config, "classes", None), getattr(config, "classes", None)
         other = now is not None and (was != now or tuple(classes) != self.classes)
@@ -126,7 +143,22 @@ class Start:
         parts = sorted({name.partition(".")[0] for name in self.fresh - by_class} - {"head"})
         if parts:
             notes.append(f"{', '.join(parts)}: new, since {self.place} has none")
-        return notes
+        return resized + notes
+
+    def _shapeless(self) -> Any:
+        """Its model without numbers."""
+        with torch.device("meta"):
+            return self.record.create(self.config)
+
+    def _resize(self, config: Any) -> list[str]:
+        """Fit the weights to images of another size; a sentence about it."""
+        model, before = self._shapeless(), self.tensors
+        model.load_state_dict(before, assign=True)
+        self.tensors = model.resized(config.image_size).state_dict()
+        fitted = [name for name, tensor in self.tensors.items() if tensor.shape != before[name].shape]
+        how = f"{', '.join(fitted)}: interpolated (bicubic)" if fitted else "no weight depends on their number"
+        new, old = (f"{by(c.image_size)} in {by(c.grid)} patches" for c in (config, self.config))
+        return [f"images of {new} instead of {old}; {how}"]
 
     def _about_head(self, was: int | None, now: int | None, by_class: set[str]) -> str:
         if now is None:

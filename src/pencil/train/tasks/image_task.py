@@ -42,7 +42,7 @@ class ImageTask(FamilyTask):
         A training that starts from a run reads them as the run does.
         """
         chosen, start = build(DataConfig, request.data_settings, "data."), request.start
-        reading_of_start = start.reading if start is not None and start.reading is not None else DataConfig()
+        reading_of_start = DataConfig() if start is None else start.reading_for(self.transform.size)
         requested = {f.name: value for f in fields(chosen) if (value := getattr(chosen, f.name)) is not None}
         reading, wanted = replace(reading_of_start, **requested), chosen.fit
         if getattr(self.config, "frames", 1) > 1:
