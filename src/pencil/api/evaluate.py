@@ -15,7 +15,7 @@ from ..data.text.text_data import cache_folder
 from ..device import pick_device
 from ..families.family import family
 from ..families.vit import FAMILY as CLASSIFIER
-from ..files import check_inside
+from ..files import check_inside, write_aside
 from ..models.build import check_finite
 from ..runs.files import place_beside
 from ..runs.run import Run
@@ -23,6 +23,7 @@ from ..train.loop import checkpoint
 from ..train.loop.report import shown_progress
 from ..train.loop.trainer import Trainer
 from ..train.settings import TrainConfig
+from ..train.tasks.baselines import HEADING, Baseline, as_metrics, baselines, card
 from ..train.tasks.diffusion import Diffusion
 from ..train.tasks.text_classification import TextClassification
 from .loading import load_model, open_run
@@ -40,14 +41,23 @@ class Evaluation(NamedTuple):
     task: Any
     metrics: dict[str, float]
     files: list[Path]
+    baselines: list[Baseline]
 
 
 def evaluate_run(
-    run: Path, data: str | None, device: str, dtype: str, out: Path | None, notify: Notify, column: str | None = None
+    run: Path,
+    data: str | None,
+    device: str,
+    dtype: str,
+    out: Path | None,
+    notify: Notify,
+    column: str | None = None,
+    baseline: bool = False,
 ) -> Evaluation:
     """The metrics of a run on its held-out data, or on all of other data; its figures go into a folder.
 
-    `column` is one of a table of texts: accuracies of the texts with each of its values are among the metrics.
+    `column` is one of a table of texts: accuracies of the texts with each of its values are among the metrics. With
+    `baseline` those of simple models that are fitted to the run's training data are too.
     """
     opened = open_run(run)
     if out is not None and out.exists() and not out.is_dir():
@@ -81,7 +91,28 @@ def evaluate_run(
             metrics, files = task.report(model, folder)
         else:
             metrics, files = record.evaluate(task, model, folder, partial(trained_classifier, notify=notify))
-    return Evaluation(task, metrics, files)
+    found = _baselines(opened, task, other, config, notify) if baseline else []
+    if found and not other:
+        _write_in_card(opened.path, card(found, metrics, task.unit))
+    return Evaluation(task, {**metrics, **as_metrics(found)}, files, found)
+
+
+def _baselines(run: Run, task: Any, other: bool, config: TrainConfig, notify: Notify) -> list[Baseline]:
+    if not hasattr(task, "baseline"):
+        raise UserError(f"a baseline is of a run that predicts classes, and {run.path} does not: leave --baseline out")
+    if other and "data_path" not in run.config["run"]:
+        raise UserError(f"{run.path} was imported, and has no data to fit a baseline to: leave --baseline out")
+    fitted = task_of(run, config, notify=notify) if other else task
+    with shown_progress("fitting baselines"):
+        return baselines(task, fitted, notify)
+
+
+def _write_in_card(run: Path, section: str) -> None:
+    """Put the section of the baselines at the end of a run's model card; training goes on with a card without it."""
+    path = run / "README.md"
+    if path.is_file() and not path.is_symlink():
+        text = path.read_text(encoding="utf-8").partition(f"\n{HEADING}\n")[0]
+        write_aside(path, f"{text}\n{section}".encode())
 
 
 def _file_name(data: str) -> str:

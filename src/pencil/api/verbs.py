@@ -53,12 +53,14 @@ def evaluate(
     out: str | Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
+    baseline: bool = False,
     quiet: bool = False,
 ) -> dict[str, float]:
     """The metrics of a run on its held-out data, or on other data, as `pencil eval` has them.
 
     `data` is a path, or in memory: a table, (inputs, labels), or a list of pairs. `text`, `label`, `source`, `target`
     and `image` name columns of a table where they are others than in training.
+    With `baseline` also the metrics of simple classifiers, as baseline.commonest.accuracy.
     """
     path = run_path(run)
     columns = {"text": text, "label": label, "source": source, "target": target, "image": image}
@@ -66,9 +68,11 @@ def evaluate(
     folder = None if out is None else Path(out)
     if not in_memory.is_data(data):
         refuse((any(columns.values()), "columns are named of data in memory: the run knows those of a file"))
-        return evaluate_run(path, None if data is None else str(data), device, dtype, folder, notify).metrics
+        return evaluate_run(
+            path, None if data is None else str(data), device, dtype, folder, notify, baseline=baseline
+        ).metrics
     with in_memory.forgotten(data, columns_of(path, data, columns)) as token:
-        return evaluate_run(path, token, device, dtype, folder, notify).metrics
+        return evaluate_run(path, token, device, dtype, folder, notify, baseline=baseline).metrics
 
 
 def resume(

@@ -38,10 +38,11 @@ EXTRAS = {
     "sentencepiece": (["sentencepiece", "protobuf"], "tokenizers of T5, Marian and LLaMA 2 in files of sentencepiece"),
     "serve": (["jinja2", "prometheus-client"], "pencil serve"),
     "onnx": (["onnx", "onnxruntime", "onnxscript"], "pencil export --to onnx"),
+    "baselines": (["scikit-learn"], "pencil eval --baseline"),
     "compare": (["transformers", "timm", "diffusers", "sacrebleu"], "comparison with other libraries"),
 }
 # packages that are imported by another name
-MODULES = {"protobuf": "google.protobuf", "prometheus-client": "prometheus_client"}
+MODULES = {"protobuf": "google.protobuf", "scikit-learn": "sklearn", "prometheus-client": "prometheus_client"}
 MISSING = "missing"
 TESTED = "Linux is tested; Windows is tested by simulation only, macOS not at all"
 KEPT = "text"  # standard input that was trained on: a run needs it to be resumed, and there is no other copy

@@ -26,6 +26,7 @@ def evaluate(
     dtype: Annotated[str, Parameter(help=DTYPE_HELP)] = "auto",
     out: Path | None = None,
     by: str | None = None,
+    baseline: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Evaluate a run on its held-out data, or on other data: one metric a line, and figures in a folder.
 
@@ -52,23 +53,30 @@ def evaluate(
         Folder for the figures; by default eval/ in the run's folder, or eval-NAME/ for other data.
     by
         A column of a table of texts with labels: also the accuracy for each of its values.
+    baseline
+        Of classes also the figures of simple models fitted to the run's training data, in seconds: always the
+        commonest class and, with scikit-learn installed, TF-IDF with logistic regression for texts, colour histograms
+        with a random forest for images. They are added to the run's README.md.
     """
     check_run(run)
     from ..api.evaluate import evaluate_run
+    from ..train.tasks.baselines import rows, verdict
     from ..train.tasks.class_report import GROUP_FIGURES, describe_calibration, group_table
-    from ..train.tasks.metrics import CLASS_FIGURES, class_table, describe_accuracy
+    from ..train.tasks.metrics import CLASS_FIGURES, class_table, describe_accuracy, in_columns
 
-    task, metrics, files = evaluate_run(run, data, device, dtype, out, note, by)
+    task, metrics, files, baselines = evaluate_run(run, data, device, dtype, out, note, by, baseline)
     if as_json:
         print(json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}))
     else:
         for name, value in metrics.items():
-            if name.partition(".")[0] not in (*CLASS_FIGURES, *GROUP_FIGURES):
+            if name.partition(".")[0] not in (*CLASS_FIGURES, *GROUP_FIGURES, "baseline"):
                 print(f"{visible(shortened(name), one_line=True)} {value:.6f}")
-        for line in [*class_table(metrics), *group_table(metrics, by)]:
+        compared = in_columns(rows(baselines, metrics)) if baselines else []
+        for line in [*class_table(metrics), *group_table(metrics, by), *compared]:
             print(visible(line, one_line=True))
     skipped = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
-    explained = filter(None, [describe_accuracy(metrics, task.unit), describe_calibration(metrics)])
-    for line in [*skipped, *explained, *getattr(task, "notes", ()), *map(str, files)]:
+    explained = [describe_accuracy(metrics, task.unit), describe_calibration(metrics)]
+    explained += [verdict(baselines, metrics, task.unit)] if baselines else []
+    for line in [*skipped, *filter(None, explained), *getattr(task, "notes", ()), *map(str, files)]:
         note(line)
     return 0

@@ -18,6 +18,7 @@ from ...models.build import normalize
 from ...runs.run import Run
 from ..settings import TrainConfig
 from ..task import ALL, Batch, Prepared, Preview, Request, random_of
+from .baselines import FOREST, MOST_FITTED, histograms
 from .class_balance import ClassBalance
 from .class_report import Answers, class_files
 from .image_task import ImageTask, reading_of
@@ -29,7 +30,7 @@ MISTAKES = 40  # on a sheet
 class ImageClassification(ImageTask):
     """Predict the class of an image."""
 
-    want, headline = "label", "accuracy"
+    want, headline, baseline = "label", "accuracy", FOREST
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
@@ -110,6 +111,12 @@ class ImageClassification(ImageTask):
         for pictures, targets, which in self.held_out(self.data.test, batches):
             names = self.names(self.data.test, which)
             yield self._log_probabilities(model, pictures), torch.tensor(targets), pictures, names
+
+    def baseline_examples(self, held_out: bool) -> tuple[np.ndarray, list[int]]:
+        """The colours of images and the classes that a baseline is measured on, or fitted to."""
+        examples, batches = (self.data.test, None) if held_out else (self.data.train, MOST_FITTED // self.train.batch)
+        parts = [(histograms(pictures), targets) for pictures, targets, _ in self.held_out(examples, batches)]
+        return np.concatenate([part for part, _ in parts]), [target for _, targets in parts for target in targets]
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         examples = self.data.test

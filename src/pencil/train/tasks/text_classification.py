@@ -25,6 +25,7 @@ from ...runs.run import Run
 from ..model_selection import Amount
 from ..settings import TrainConfig
 from ..task import Batch, FamilyTask, Prepared, Preview, Request, check_vocab, recorded, round_up
+from .baselines import MOST_FITTED, TFIDF
 from .class_balance import ClassBalance
 from .class_report import Answers, class_files, group_metrics
 from .metrics import ClassPredictions, class_predictions, classification_metrics
@@ -37,7 +38,7 @@ MAX_DEFAULT_CONTEXT = 512  # tokens that are read of a text, unless another cont
 class TextClassification(FamilyTask):
     """Predict the class of a text. The input begins with the end token, whose output is pooled."""
 
-    unit, headline = "texts", "accuracy"
+    unit, headline, baseline = "texts", "accuracy", TFIDF
     groups: Sequence[str] | None = None  # of each held-out text, if their accuracies are wanted
 
     @classmethod
@@ -151,6 +152,12 @@ class TextClassification(FamilyTask):
 
         parts = distributed_map(range(0, few, EVAL_BATCH), one)
         return classification_metrics(parts, self.data.classes, self.balance.evaluation)
+
+    def baseline_examples(self, held_out: bool) -> tuple[list[str], list[int]]:
+        """The texts and the classes that a baseline is measured on, or fitted to."""
+        rows = list(self.data.test) if held_out else self.rows
+        few = np.linspace(0, len(rows) - 1, len(rows) if held_out else min(len(rows), MOST_FITTED)).astype(int)
+        return [rows[i][0] for i in few], [self.number[rows[i][1]] for i in few]
 
     def _predictions(self, outputs: tuple[Tensor, Tensor], rows: list[pairs.Pair]) -> ClassPredictions:
         return class_predictions(*outputs, (text.encode() for text, _ in rows))
