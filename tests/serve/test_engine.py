@@ -3,11 +3,9 @@
 import random
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
-from serving import continuation, finish, small_captioner, small_engine, small_gpt, small_seq2seq, tokens_of
 
 from pencil.config import UserError
 from pencil.core.masks import NOWHERE
@@ -17,74 +15,10 @@ from pencil.inference.sampling import NOT_FINITE, Sampling, choose
 from pencil.serve import engine as engine_module
 from pencil.serve.errors import RequestError
 from pencil.serve.row_sampling import RowRules, Rules
-from pencil.serve.tile import Tile, example_inputs, steady
+from pencil.serve.tile import Tile, steady
+from serving import MODELS, changed, continuation, finish, inputs, small_engine, small_gpt, tokens_of
 
-MODELS = {
-    "rope": partial(small_gpt, kv_heads=1, qk_norm=True),
-    "learned": partial(small_gpt, positions="learned", window=13),
-    "alibi": partial(small_gpt, positions="alibi", norm="rms", activation="swiglu"),
-    "captioner": small_captioner,
-    "captioner with biases": partial(small_captioner, positions="alibi", mask="causal"),
-    "seq2seq": small_seq2seq,
-    "seq2seq with biases": partial(small_seq2seq, positions="t5", buckets=8, norm_position="post"),
-}
 SHORT = ("rope", "learned", "captioner", "seq2seq with biases")
-
-
-def inputs(model, seed):
-    """A picture, or a source of another length for each seed."""
-    generator = torch.Generator().manual_seed(seed)
-    given = example_inputs(model, 256, generator)
-    return given if "source" not in given else {"source": given["source"][:, : 1 + seed % given["source"].shape[1]]}
-
-
-def mixture(model, count, seed, most):
-    """Requests of all kinds; half of them begin alike."""
-    r = random.Random(seed)
-    common = [r.randrange(256) for _ in range(60)]
-    asked = []
-    for _ in range(count):
-        prompt = [r.randrange(256) for _ in range(r.randint(1, model.config.context - 31))]
-        shared = r.choice([0, 0, 16, 33, 50])
-        prompt[:shared] = common[:shared]
-        how = Sampling(
-            temperature=r.choice([0, 0.7, 1.0, 1.5]), top_k=r.choice([None, 5]), top_p=r.choice([None, 0.9]),
-            min_p=r.choice([None, 0.02]), repetition_penalty=r.choice([1.0, 1.0, 1.3]), seed=r.randrange(1000),
-        )  # fmt: skip
-        rules = Rules(how, presence_penalty=r.choice([0, 0, 0.5]), frequency_penalty=r.choice([0, 0, 0.5]))
-        asked.append((prompt[: model.config.context - 31], r.randint(1, most), rules, r.randrange(1000)))
-    return asked
-
-
-def changed(model, count, mixtures, seed=0, most=24, ahead=1):
-    """How many answers of mixtures differ from those of the idle server, and how many there were."""
-    # several steps between two looks of the host are what a GPU does; the answers are those of one
-    engine = small_engine(model, waiting=count, ahead=ahead, prefixes=5 * count)
-    one_by_one = engine if ahead == 1 else small_engine(model, tiles=1, waiting=count)
-    assert engine.is_steady
-    asked, r, wrong = mixture(model, count, seed, most), random.Random(seed), 0
-    idle = []
-
-    def new(prompt, most, rules, key):
-        return continuation(prompt, most, rules, given=inputs(model, key))
-
-    for one in asked:
-        alone = new(*one)
-        one_by_one.add(alone)
-        finish(one_by_one)
-        idle.append(tokens_of(alone))
-    for _ in range(mixtures):
-        order, running, rate = r.sample(range(count), count), {}, r.choice([0.3, 0.6, 0.95])
-        while len(running) < count or engine.busy:
-            while len(running) < count and r.random() < rate:
-                i = order[len(running)]
-                running[i] = new(*asked[i])
-                engine.add(running[i])
-            engine.round()
-        wrong += sum(tokens_of(running[i]) != idle[i] for i in range(count))
-    if engine is one_by_one:  # it has read every prompt before
-        assert (engine.counts["reused"] > 0) == (len(model.INPUTS) == 1)
-    return wrong
 
 
 @pytest.mark.parametrize("kind", SHORT)
