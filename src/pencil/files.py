@@ -307,6 +307,11 @@ def leads_inside(path: Path, folder: Path) -> bool:
     return place.is_relative_to(folder) or place.is_relative_to(blobs)
 
 
+def is_broken_link(path: Path) -> bool:
+    """Whether a path is a link to nothing."""
+    return path.is_symlink() and not path.exists()
+
+
 def check_inside(path: Path, folder: Path) -> None:
     """Refuse a link that leads out of the folder: what others gave touches nothing else of this machine."""
     if path.is_symlink() and not leads_inside(path, folder):

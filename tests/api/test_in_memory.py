@@ -16,6 +16,7 @@ import pencil
 from conftest import call, unchecked
 from pencil.config import UserError
 from pencil.data import in_memory
+from pencil.train.tasks.diffusion import annotation_kind
 
 SMALL = dict(depth=1, width=24, heads=3, batch=5, steps=3, eval_every=3, eval_batches=1, warmup=1, quiet=True)
 ROWS = [(f"{'not bad' if i % 2 else 'so dull'} at all {i}", "good" if i % 2 else "bad") for i in range(60)]
@@ -142,6 +143,9 @@ def test_texts_pairs_and_captions_in_memory():
     album = {"image": list(pixels), "text": [f"a photo of cat {i % 3}" for i in range(12)]}
     described = pencil.train("captioner", album, out="album", **SMALL)
     assert described.evaluate(album, quiet=True).keys() >= {"exact_match"}
+    assert annotation_kind(in_memory.register(album)) == "caption"
+    assert annotation_kind(in_memory.register({"image": album["image"]})) == "nothing"
+    assert annotation_kind(in_memory.register((album["image"], ["a"] * 12))) == "label"
 
 
 GREY = np.zeros((4, 8, 8), np.uint8)

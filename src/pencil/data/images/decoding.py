@@ -28,6 +28,7 @@ from PIL import (
 )
 
 from ...config import UserError, first_line, refuse
+from ...files import is_broken_link
 from .augment import ImageTransform, prepare, random_augment, reduced, upright
 from .limits import check_head, check_image, limits
 
@@ -174,6 +175,8 @@ def read_header(path: Any) -> Header:
     only when it is decoded."""
     limits()  # a setting that is no number is refused, and not taken for a fault of the file
     try:
+        if isinstance(path, Path) and is_broken_link(path):
+            return Header("a link to a file that is not there")
         if isinstance(path, Path) and path.is_file() and not path.stat().st_size:
             return Header("empty (0 bytes)")
         with open_header(path) as image:

@@ -1,5 +1,7 @@
-"""Images in folders: one folder a class, or metadata.jsonl; with train/ and test/, or a tenth held out here."""
+"""Images in folders: one folder a class, or a table metadata.jsonl or metadata.csv, or a text beside each image; with
+train/ and test/, or a tenth held out here."""
 
+import csv
 import hashlib
 import json
 import os
@@ -8,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...config import UserError, refuse
-from ...files import check_inside, check_regular, is_text, leads_inside
+from ...files import check_inside, check_regular, is_broken_link, is_text, leads_inside, read_bytes
 from ..cache import hash_files
 from ..split import SPLIT
 from .datasets import Skipped
@@ -18,7 +20,8 @@ from .image_data import Entry, ImageData, from_entries
 MAX_TABLE_BYTES, MAX_LINE_BYTES = 500_000_000, 1 << 20  # of a metadata.jsonl, and of one of its lines
 ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"))
 MAC = "__MACOSX"  # a folder that a Mac adds to its zip archives, of files that are no pictures
-IGNORED = ("metadata.jsonl", "thumbs.db", "desktop.ini")  # besides hidden files
+TABLES = ("metadata.jsonl", "metadata.csv")  # a row each picture
+IGNORED = (*TABLES, "thumbs.db", "desktop.ini")  # besides hidden files
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test", "val": "test", "valid": "test",
           "validation": "test"}  # fmt: skip
 
@@ -66,30 +69,36 @@ def annotations_in(folder: Path) -> str:
     """The annotations of the images in a folder, or in its train/: "caption", "label", or "nothing" where none are in
     class folders or all are in one."""
     here = folder / "train" if (folder / "train").is_dir() else folder
-    table = here / "metadata.jsonl"
-    if table.is_file():
+    if table := _table(here):
         _, first = next(iter(_metadata(table)))
         return "label" if "label" in first and not first.keys() & {"text", "caption"} else "caption"
-    parents = {path.relative_to(here).parts[:-1][:1] for path in _pictures(here)}
-    return "nothing" if len(parents) == 1 else "label"
+    pictures = _pictures(here)
+    if len({path.relative_to(here).parts[:-1][:1] for path in pictures}) != 1:
+        return "label"
+    return "caption" if all(path.with_suffix(".txt").is_file() for path in pictures) else "nothing"
 
 
 def has_labels(folder: Path) -> bool:
-    """Whether the metadata.jsonl of a folder, or of its train/, has labels."""
-    table = (folder / "train" if (folder / "train").is_dir() else folder) / "metadata.jsonl"
-    return table.is_file() and "label" in next(iter(_metadata(table)))[1]
+    """Whether the table of a folder, or of its train/, has labels."""
+    table = _table(folder / "train" if (folder / "train").is_dir() else folder)
+    return table is not None and "label" in next(iter(_metadata(table)))[1]
 
 
 def _rows(folder: Path, want: str) -> list[tuple[Path, Any]]:
     if want == "nothing":
         return [(path, "") for path in _pictures(folder)]
-    table = folder / "metadata.jsonl"
-    check_inside(table, folder)
-    if table.is_file():
+    if table := _table(folder):
         return _album(table, want)
-    if want == "caption":
-        raise UserError(f'{folder} has no metadata.jsonl; one line a picture: {{"file_name": …, "text": …}}')
-    return _class_folders(folder)
+    return _texts_beside(folder) if want == "caption" else _class_folders(folder)
+
+
+def _table(folder: Path) -> Path | None:
+    """The table of the pictures in a folder, if it has one."""
+    tables = [folder / name for name in TABLES if (folder / name).is_file()]
+    for table in tables:
+        check_inside(table, folder)
+    refuse((len(tables) > 1, f"{folder} has {' and '.join(TABLES)}: remove one of them"))
+    return next(iter(tables), None)
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -103,7 +112,8 @@ def _pictures(folder: Path) -> list[Path]:
         folders[:] = sorted(f for f in folders if not hidden(f))
         pictures = [n for n in sorted(names) if Path(n).suffix.lower() in ENDINGS and not n.startswith(".")]
         for path in (Path(root) / name for name in (*folders, *pictures)):
-            check_inside(path, folder)
+            if not is_broken_link(path):  # which is a picture that cannot be read
+                check_inside(path, folder)
         paths += [Path(root) / name for name in pictures]
     return paths
 
@@ -127,6 +137,30 @@ def _class_folders(folder: Path) -> list[tuple[Path, str]]:
     return rows
 
 
+def _texts_beside(folder: Path) -> list[tuple[Path, str]]:
+    """Pictures with a text of the same name beside each: 1.png and 1.txt."""
+    every = _pictures(folder)
+    bare = [path for path in every if not path.with_suffix(".txt").is_file()]
+    if len(bare) == len(every):
+        raise UserError(
+            f'{folder} has no metadata.jsonl; one line a picture: {{"file_name": …, "text": …}}. A metadata.csv with '
+            "these columns, or 1.txt beside 1.png, are read too"
+        )
+    refuse((bare, f"{folder} has {count_of(bare, 'picture')} without a .txt of the same name ({names_of(bare)})"))
+    rows = []
+    for path in every:
+        file = path.with_suffix(".txt")
+        check_inside(file, folder)
+        try:
+            text = read_bytes(file, MAX_LINE_BYTES).decode("utf-8-sig").strip()
+        except UnicodeDecodeError:
+            raise UserError(f"{file} cannot be read: it is not UTF-8 text") from None
+        if not text:
+            raise UserError(f"{file} is empty: write what {path.name} shows")
+        rows.append((path, text))
+    return rows
+
+
 def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
     folder, rows, missing = table.parent, [], []
     for number, row in _metadata(table):
@@ -135,13 +169,15 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
             key = "label" if want == "label" else "text"
             raise UserError(
                 f"{table}, line {number}: {row['file_name']} has no {key}; write "
-                f'{{"file_name": …, "{key}": …}} for each picture'
+                + (f'{{"file_name": …, "{key}": …}}' if table.suffix == ".jsonl" else f"a column {key}")
+                + " for each picture"
             )
         _check_text(str(value), f"{table}, line {number}")
         path = folder / row["file_name"]
-        if not leads_inside(path, folder):
+        broken = is_broken_link(path)
+        if not broken and not leads_inside(path, folder):
             raise UserError(f"{table}, line {number}: {row['file_name']} lies outside the folder")
-        if path.is_file():
+        if broken or path.is_file():
             rows.append((path, value))
         else:
             missing.append(path)
@@ -149,13 +185,16 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
     over = [path for path in _pictures(folder) if path not in named]
     refuse(
         (missing, f"{table} has lines for {count_of(missing, 'picture')} not there ({names_of(missing)})"),
-        (over, f"{folder} has {count_of(over, 'picture')} without a line in metadata.jsonl ({names_of(over)})"),
+        (over, f"{folder} has {count_of(over, 'picture')} without a line in {table.name} ({names_of(over)})"),
     )
     return rows
 
 
 def _metadata(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    """The rows of a metadata.jsonl, each with its line number."""
+    """The rows of a table, each with its line number."""
+    if path.suffix == ".csv":
+        yield from _csv_rows(path)
+        return
     empty = True
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
@@ -171,6 +210,27 @@ def _metadata(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
         yield number, row
     if empty:
         raise UserError(f"{path} is empty")
+
+
+def _csv_rows(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+    """The rows of a metadata.csv, as the hub has them: its first line names the columns."""
+    rows = csv.DictReader((f"{line}\n" for line in _lines(path)), strict=True)
+    try:
+        if "file_name" not in (rows.fieldnames or ()):
+            raise UserError(f"{path} has no column file_name; its first line names the columns: file_name,text")
+        empty = True
+        for row in rows:
+            empty = False
+            if None in row or None in row.values() or "\0" in row["file_name"]:
+                columns = ",".join(rows.fieldnames or ())
+                raise UserError(
+                    f"{path}, line {rows.line_num}: its cells are not those of {columns}; put a text with commas in "
+                    "quotes"
+                )
+            yield rows.line_num, row
+        refuse((empty, f"{path} is empty"))
+    except csv.Error as error:
+        raise UserError(f"{path}, line {rows.reader.line_num}: {error}") from None
 
 
 def _lines(path: Path) -> Iterable[str]:
@@ -258,6 +318,7 @@ def frame_notes(paths: list[Path]) -> list[str]:
 def layout_notes(folder: Path, want: str) -> list[str]:
     """What in a folder may be read otherwise than it looks: files that are not read, and folders in class folders."""
     others, inner, notes = [], [], []
+    texts = want == "caption" and not _table(folder)  # beside the pictures
     for root, folders, names in os.walk(folder):
         if MAC in folders:
             notes.append(f"{Path(root) / MAC} is what a Mac adds to a zip archive, and not read")
@@ -266,6 +327,7 @@ def layout_notes(folder: Path, want: str) -> list[str]:
             Path(root) / name
             for name in sorted(names)
             if Path(name).suffix.lower() not in ENDINGS and not name.startswith(".") and name.lower() not in IGNORED
+            if not (texts and name.endswith(".txt"))
         ]
         inner += [Path(root) / name for name in folders if Path(root) != folder]
     if others:
@@ -274,7 +336,7 @@ def layout_notes(folder: Path, want: str) -> list[str]:
             f"{count_of(others, 'file')} of {folder} {which} by the ending, and not read ({names_of(others)}); "
             f"pictures end in {', '.join(sorted(ENDINGS))}"
         )
-    if inner and want == "label" and not (folder / "metadata.jsonl").is_file():
+    if inner and want == "label" and not _table(folder):
         classes = sorted({path.relative_to(folder).parts[0] for path in inner})
         some = ", ".join(f"{path.relative_to(folder).as_posix()}/" for path in inner[:3])
         notes.append(

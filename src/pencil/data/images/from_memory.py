@@ -62,6 +62,17 @@ def from_memory(token: str, want: str, whole: bool, split: int) -> ImageData:
     )  # fmt: skip
 
 
+def annotations_in_memory(token: str) -> str:
+    """What comes with the pictures of a table: "label", "caption" or "nothing"."""
+    table = table_of(token)
+    if table.ordered:
+        return "label"
+    names = {name.lower() for name in table.names}
+    if names & {"text", "caption"}:
+        return "caption"
+    return "label" if names & {*TARGETS["label"]} else "nothing"
+
+
 def _column(table: Table, usual: tuple[str, ...], what: str, fits: Callable[[Any], bool] | None, own: str) -> str:
     """The column of the pictures or of their targets: by its place, its name, or what it holds."""
     if table.ordered:

@@ -28,9 +28,11 @@ from ...data.builtin import MovingDigits
 from ...data.images import open_images as images
 from ...data.images.augment import ImageTransform
 from ...data.images.folders import annotations_in, has_labels
+from ...data.images.from_memory import annotations_in_memory
 from ...data.images.image_data import ImageData, with_order
 from ...data.images.shards import annotations_of, find_shards
 from ...data.images.sizes import common_size, patch_for
+from ...data.in_memory import is_token
 from ...data.tokenizers.tokenizer import Tokenizer
 from ...device import pick_device
 from ...files import write_all
@@ -179,7 +181,10 @@ class Diffusion(ImageTask):
     def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False) -> "Diffusion":
         config = family.read_config(run.config["model"])
         labels = config.classes is not None
-        data = cls.load(source, annotation_kind(source, labels), run, labels, whole)
+        kind = annotation_kind(source, labels)
+        if kind == "caption" and config.vocab is None:  # of an older version, which read no texts beside images
+            kind = "nothing"
+        data = cls.load(source, kind, run, labels, whole)
         autoencoder = autoencoder_of(run, pick_device(train.device))
         tokenizer = run.tokenizer if config.vocab is not None else None
         return cls(family, data, config, train, tokenizer, source, autoencoder).read_as(reading_of(run))
@@ -416,7 +421,9 @@ def annotation_kind(data: str, labels: bool = False) -> str:
     for want in ("video", "caption"):
         if data in images.EMBEDDED[want]:
             return want
-    if shards := find_shards(data):
+    if is_token(data):
+        kind = annotations_in_memory(data)
+    elif shards := find_shards(data):
         kind = next((kind for kind in ("caption", "label") if kind in annotations_of(shards)), "nothing")
     else:
         kind = annotations_in(path) if path.is_dir() else "label"
