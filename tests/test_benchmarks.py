@@ -31,6 +31,7 @@ SHORT = {
     "probes": "",
     "processes": "--preset nano --batch 4 --steps 11",
     "screenshots": "--out pictures --only map",
+    "serving": "--clients 3 --seconds 1 --prompts 5 --tokens 7",
     "shakespeare": "notes.txt --presets nanogpt --steps 3",
     "startup": "",
     "steady": "digits 1 1",

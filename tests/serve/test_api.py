@@ -7,9 +7,9 @@ import time
 
 import openai
 import pytest
-from serving import HANG_SECONDS, NAME, client, continuation, finish, server, small_engine
 
 from pencil.serve import app
+from serving import HANG_SECONDS, NAME, client, continuation, finish, server, small_engine
 
 LAN_TOKEN = "a-token-of-more-than-16-characters"
 TEMPLATE = (
@@ -168,6 +168,7 @@ def test_models_health_metrics_and_the_document(served):
     (dict(temperature="1"), 400, "must be a number"),
     (dict(top_p=1.1), 400, "top_p"),
     (dict(n=17), 400, "n must be"),
+    (dict(prompt=["a", "b"], n=16), 400, "room for 9; ask for fewer"),
     (dict(stop=["a"] * 5), 400, "at most 4"),
     (dict(stop=[""]), 400, "1 to 1000"),
     (dict(logprobs=6), 400, "logprobs"),

@@ -9,7 +9,6 @@ import numpy as np
 import openai
 import pytest
 from PIL import Image
-from serving import client, server, small_captioner, small_engine, small_gpt, small_seq2seq
 from test_api import ask
 
 import pencil
@@ -19,6 +18,7 @@ from pencil.inference.sampling import Sampling
 from pencil.runs.run import Loaded
 from pencil.serve.app import Served
 from pencil.serve.worker import Worker
+from serving import client, server, small_captioner, small_engine, small_gpt, small_seq2seq
 
 
 def url_of(pixels, kind="PNG"):

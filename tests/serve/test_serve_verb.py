@@ -9,11 +9,11 @@ from dataclasses import asdict
 
 import pytest
 from openai import OpenAI
-from serving import HANG_SECONDS, small_gpt
 
 from conftest import call
 from pencil.data.tokenizers.tokenizer import ByteTokenizer
 from pencil.runs.run import Run
+from serving import HANG_SECONDS, small_gpt
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import openai
 import pytest
 import torch
 from PIL import Image
-from serving import NAME, client, server
 from test_api import ask
 
 import pencil
@@ -21,6 +20,7 @@ from pencil.models.vit import ViT, ViTConfig
 from pencil.runs.run import Loaded
 from pencil.serve.app import Served
 from pencil.serve.worker import Worker
+from serving import NAME, client, server
 
 NAMES = ["cat", "dog", "owl"]
 

@@ -9,10 +9,10 @@ import torch
 
 from .. import __version__
 from ..cost.measure import processor
-from . import attention, decode, images, train
+from . import attention, decode, images, serve, train
 from .plan import Plan, Row
 
-RUNS = {module.JOB: module.run for module in (train, decode, attention)} | images.RUNS
+RUNS = {module.JOB: module.run for module in (train, decode, attention, serve)} | images.RUNS
 
 
 def rows_of(job: str, plan: Plan, scanned: str | None = None) -> Iterator[Row]:

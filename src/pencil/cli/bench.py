@@ -40,7 +40,7 @@ def bench(
     device: str = "auto",
     write_page: Path | None = None,
 ) -> int:
-    """Measure speed: train, decode, vit, dit, sample or attention; without a job, all of them.
+    """Measure speed: train, decode, vit, dit, sample, attention or serve; without a job, all of them.
 
     Other libraries get the same weights and inputs in the same process. Their outputs are compared with ours first; a
     ratio is shown only where they are equal within rounding. A rate is the median of warm repeats, taken in turn, with
@@ -50,7 +50,7 @@ def bench(
     Parameters
     ----------
     job
-        What to measure: train, decode, vit, dit, sample or attention.
+        What to measure: train, decode, vit, dit, sample, attention or serve.
     peers
         Measure the libraries that are installed too: transformers, timm, diffusers.
     peer_path
@@ -60,9 +60,9 @@ def bench(
     preset
         Another size of the model: gpt2-xl, b/16, xl/2.
     batch
-        Batch size.
+        Batch size; with serve, the number of clients.
     tokens
-        With decode, the number of new tokens.
+        With decode and serve, the number of new tokens.
     scan
         With decode, measure a decode step at several values of one size, and fit the exponents of time and memory.
     compiled
@@ -207,7 +207,7 @@ def show_row(console: Console, row: Row, first: bool) -> None:
         ours += [f"{1e3 * row['seconds']:.3g} ms a step", f"{row['memory_bytes'] / 1e6:,.4g} MB {row['memory']}"]
     if "times_causal" in row:
         ours.append(f"route {row['route']}, {row['times_causal']:.2f} of the time of torch's causal kernel")
-    lines = [", ".join(ours), _verdict(row), _exponents(row)]
+    lines = [", ".join(ours), _latencies(row), _verdict(row), _exponents(row)]
     for line in filter(None, lines):
         console.print(Text(f"    {line}", "dim" if row.get("equal") is not False else "bold red"))
 
@@ -223,6 +223,13 @@ def _verdict(row: Row) -> str:
     same = f"; {row['same_tokens']:,} of {row['of_tokens']:,} tokens the same" if "same_tokens" in row else ""
     faster = f"pencil is {row['ratio']:.2f} × as fast; " if "ratio" in row else ""
     return f"{faster}outputs equal ({worst}){same}"
+
+
+def _latencies(row: Row) -> str:
+    """How long a client of a server waits: the median and the 99th percentile."""
+    words = {"first_seconds": "first token after", "between_seconds": "then the next piece after"}
+    waits = {name: [f"{1e3 * value:.3g}" for value in row[name]] for name in words if name in row}
+    return ", ".join(f"{words[name]} {median} ms (p99 {last} ms)" for name, (median, last) in waits.items())
 
 
 def _exponents(row: Row) -> str:

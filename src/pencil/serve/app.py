@@ -151,6 +151,7 @@ class Api:
         return await self._generate(request, served, asked, chat=True)
 
     async def _generate(self, request: Request, served: Served, asked: Asked, chat: bool) -> Response:
+        served.worker.check(len(asked.prompts) * asked.n)  # before they are made
         answer = Answer(asked, served.name, served.loaded.tokenizer, chat)
         continuations, mailbox = asked.continuations(self._seconds), Mailbox()
         if self._log_prompts:

@@ -50,17 +50,25 @@ class Worker:
         running = self.engine.running if self.engine is not None else 0
         return {"running": running, "waiting": max(0, self._open - running) + len(self._jobs)}
 
-    def submit(self, continuations: Sequence[Continuation], mailbox: Mailbox) -> None:
-        """Add the continuations of one request; all of them, or none where the queue is full."""
+    def check(self, count: int) -> None:
+        """Refuse so many continuations of one request where they would not get into the queue."""
         assert self.engine is not None
         most = self.engine.waiting + sum(map(len, self.engine.rows))
+        if self._stopping:
+            raise RequestError("the server is stopping", 503)
+        if count > most:
+            raise RequestError(
+                f"{count} texts were asked for, and the server has room for {most}; ask for fewer", 400, "n"
+            )
+        if self._open + count > most:
+            raise RequestError(f"{self._open} texts are being written or wait; try again later", 429)
+
+    def submit(self, continuations: Sequence[Continuation], mailbox: Mailbox) -> None:
+        """Add the continuations of one request; all of them, or none where the queue is full."""
         for i, one in enumerate(continuations):
             one.listener = self._listener(mailbox, i)
         with self._turn:
-            if self._stopping:
-                raise RequestError("the server is stopping", 503)
-            if self._open + len(continuations) > most:
-                raise RequestError(f"{self._open} texts are being written or wait; try again later", 429)
+            self.check(len(continuations))
             self._open += len(continuations)
             self._inbox += continuations
             self._turn.notify()
