@@ -77,7 +77,25 @@ def test_a_run_costs_what_its_config_needs(type_in, run):
     found = json.loads(type_in("cost", str(run), "--json").out)
     loaded = load(run)
     assert found["parameters"]["total"] == sum(p.numel() for p in loaded.model.parameters())
-    assert found["train_step_bytes"]["optimizer"] == loaded.run.config["train"]["optimizer"]
+    training = loaded.run.config["train"]
+    assert found["train_step_bytes"]["optimizer"] == training["optimizer"]
+    assert (found["batch"], found["training"]["train_steps"]) == (training["batch"], training["steps"])
+    step = found["least_seconds"]["h200"]["train_step"]["seconds"]
+    assert found["training"]["least_seconds"]["h200"] == pytest.approx(training["steps"] * step)
+    slower = found["flops"]["forward"] + found["flops"]["backward"]
+    assert found["training"]["seconds"]["h200"] == pytest.approx(
+        max(training["steps"] * step, training["steps"] * slower / (0.4 * 989e12))
+    )
+    shown = type_in("cost", str(run), "--batch", "3", "--train.accumulate", "7", "--device", "a100").out
+    assert "B 3 batch size" in shown
+    assert re.search(
+        rf"The whole training: {7 * training['steps']:,} train steps, .*\n  a100 .* at 40 % of its peak; at least",
+        shown,
+    )
+    assert (
+        json.loads(type_in("cost", str(run), "--gpus", "2", "--json").out)["rows_of_a_device"] == training["batch"] // 2
+    )
+    assert json.loads(type_in("cost", "gpt2", "--json").out)["training"] is None
 
 
 def test_a_family_without_memory_formulas_is_shown_without_activations(type_in, monkeypatch):

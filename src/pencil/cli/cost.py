@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ..config import UserError, fitted, refuse
-from .presets import Model, find_model, settings_of, title_of
+from .presets import Model, find_model, is_run, settings_of, title_of
 from .train import Settings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def cost(
     /,
     *settings: Settings,
     context: int | None = None,
-    batch: int = 1,
+    batch: int | None = None,
     dtype: str | None = None,
     device: str | None = None,
     gpus: int | None = None,
@@ -34,7 +34,7 @@ def cost(
     measure: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
-    """Show what a model costs: parameters, FLOPs, memory, and the least time on a device.
+    """Show what a model costs: parameters, FLOPs, memory, and the least time on a device; of a run also its training.
 
     Any setting of a preset can be changed: pencil cost gpt2 --model.kv_heads 4. pencil train FAMILY --settings lists
     those of a family. Of training: --train.accumulate, optimizer, recompute, sync, ema and freeze.
@@ -46,7 +46,8 @@ def cost(
     context
         Number of tokens of a text. The model's full context unless given.
     batch
-        Batch size: the number of sequences or images that one device takes at once.
+        Batch size: the number of sequences or images that one device takes at once. That of a run (with --gpus, its
+        share of it) unless given; of a preset 1.
     dtype
         bf16 (training: bf16 autocast over float32 weights) or fp32. The default is bf16, with --measure on a CPU fp32.
     device
@@ -72,6 +73,9 @@ def cost(
     from ..device import pick_device
     from .screens import cost_report as screen
 
+    own = usual_training if is_run(what) else {}
+    if batch is None:
+        batch = max(1, own.get("batch", 1) // (gpus or 1))
     named = find_device(device) if device else None
     place = pick_device("auto") if measure else None
     training = _training(sections["train"], parallel or "auto")
@@ -86,6 +90,7 @@ def cost(
         DTYPES[dtype.lower()] if dtype else usual_dtype,
         cuda=place is None and (named is None or named.cuda),  # what is measured has the plain loss
         sharded=parallel == "fsdp",
+        train_steps=own.get("steps", 0) * training.get("accumulate", own.get("accumulate", 1)),
     )
     if gpus is not None:
         screen.print_scaling(
@@ -121,7 +126,7 @@ def _measure(
 
 
 def _check(
-    batch: int,
+    batch: int | None,
     context: int | None,
     dtype: str | None,
     gpus: int | None,
@@ -132,7 +137,7 @@ def _check(
     """Refuse sizes that there are not, and options of several devices beside those of one."""
     several = "is of several devices: give their number with --gpus"
     refuse(
-        (batch < 1, f"--batch must be at least 1, not {batch}"),
+        (batch is not None and batch < 1, f"--batch must be at least 1, not {batch}"),
         (context is not None and context < 1, f"--context must be at least 1, not {context}"),
         (dtype is not None and dtype.lower() not in DTYPES, f"--dtype must be bf16 or fp32, not {dtype}"),
         (gpus is None and parallel is not None, f"--parallel {several}"),

@@ -53,6 +53,11 @@ def title_of(what: str, config: Any, changed: Iterable[str]) -> str:
     return f"{what} with {', '.join(f'{name} {value}' for name, value in shown.items())}" if shown else what
 
 
+def is_run(what: str) -> bool:
+    """Whether this is the folder of a run, or one of the examples, and not a preset."""
+    return example_run(what) is not None or Path(what).is_dir()
+
+
 def find_model(what: str, changes: Mapping[str, Any] | None = None) -> "tuple[Family, Any, dict[str, Any]]":
     """The family, the model's config and the training settings of a preset or of a run.
 
@@ -71,13 +76,12 @@ def find_model(what: str, changes: Mapping[str, Any] | None = None) -> "tuple[Fa
         record = FAMILIES[name]
         changed = fitted(record.config, changes or {}, "model.")
         return record, record.configure(preset, **changed), dict(record.training.get(preset, {}))
-    is_run = example_run(what) is not None or Path(what).is_dir()
-    if is_run and changes:
+    if is_run(what) and changes:
         raise UserError(
             f"{what} is a run, and its model has the settings it was trained with: leave --model.{next(iter(changes))} "
             "out, or give a preset"
         )
-    if is_run:
+    if is_run(what):
         check_run(what)
         from ..api.loading import open_run
         from ..families import FAMILIES

@@ -28,6 +28,7 @@ from ...cost.profile import on_meta
 from ...cost.scaling import COMPUTE, MACHINE_DEVICES, NETWORK_BYTES_PER_SECOND, Scale, table
 from ...device import sync_of
 from ...families.family import Family
+from ...progress import duration
 from ...train.freezing import frozen_model
 
 Row = tuple[str, str, str]
@@ -57,6 +58,7 @@ class CostReport:
     kv_caches: Mapping[str, tuple[int, int]]  # by how query heads share them: KV heads, and bytes
     smaller_kv_caches: Sequence[SmallerCache]
     workloads: Mapping[str, Workload]
+    train_steps: int = 0  # of the whole training of a run, each of such a batch; 0 of a preset
     notes: Sequence[str] = ()
 
     @property
@@ -114,6 +116,7 @@ def make_report(
     dtype: str,
     cuda: bool = True,
     sharded: bool = False,
+    train_steps: int = 0,
 ) -> CostReport:
     """What the model costs with this text length, batch size and precision."""
     profile, notes = record.cost, []
@@ -148,6 +151,7 @@ def make_report(
         caches,
         smaller_kv_caches(config, batch, tokens, dtype) if profile.decodes else [],
         works,
+        train_steps,
         notes,
     )
 
@@ -180,10 +184,39 @@ def print_report(
     section(console, "Arithmetic intensity (FLOP/byte), with the fewest bytes", _intensity(report))
     if len(devices) > 2:
         _compare(console, report, devices)
-        return
-    for i, on in enumerate(devices):
-        # this machine is the first
-        _show_device(console, report, on, None if i else measured)
+    else:
+        for i, on in enumerate(devices):
+            # this machine is the first
+            _show_device(console, report, on, None if i else measured)
+    if report.train_steps:
+        title = f"The whole training: {plural(report.train_steps, 'train step')}, without evaluations"
+        section(console, title, _whole_training(report, devices, measured))
+        remark = (
+            "  small models take longer: launching kernels and reading data are not counted; --measure times them here"
+        )
+        console.print(Text(remark, "dim"))
+
+
+def training_seconds(report: CostReport, on: Device, share: float = 1) -> float:
+    """The seconds of a run's whole training with this share of a device's peak FLOP/s."""
+    work = report.workloads["train_step"]
+    return report.train_steps * max(work.seconds(on, report.dtype), work.flops / (share * on.rate(report.dtype)))
+
+
+def _whole_training(
+    report: CostReport, devices: Sequence[Device], measured: Mapping[str, float | str] | None
+) -> list[Row]:
+    rows = [
+        (
+            on.name,
+            duration(training_seconds(report, on, COMPUTE)),
+            f"at {100 * COMPUTE:g} % of its peak; at least {duration(training_seconds(report, on))}",
+        )
+        for on in devices
+    ]
+    if measured is not None and isinstance(step := measured["train_step"], float):
+        rows.append(("measured here", duration(report.train_steps * step), ""))
+    return rows
 
 
 def section(console: Console, title: str, rows: list[Row]) -> None:
@@ -408,6 +441,14 @@ def report_as_json(
             for on in devices
         },
         "measured_seconds": measured,
+        "training": {
+            "train_steps": report.train_steps,
+            "least_seconds": {on.name: training_seconds(report, on) for on in devices},
+            "seconds": {on.name: training_seconds(report, on, COMPUTE) for on in devices},
+            "assumed_share_of_peak": COMPUTE,
+        }
+        if report.train_steps
+        else None,
     }
 
 
