@@ -165,6 +165,7 @@ def main() -> int:
         texts(day)
         inside(day)
         day.python("predict, all families", predicted)
+        handed_over(day)
         day.python("a misspelt probe", misspelt)
         day.python("pencil.train", lambda: trained_from_python(training))
         if hasattr(signal, "SIGHUP"):  # elsewhere no process can be sent Ctrl-C alone
@@ -224,6 +225,36 @@ def inside(day: Afternoon) -> None:
     day.pencil("trace runs/notes-gpt --input the --xlsx block.xlsx --of blocks.1.attn.*", "block.xlsx")
     day.pencil("why runs/notes-gpt blocks.0.attn.pattern[0,0,2,1] --input the", "recorded .* ✓")
     day.pencil("show runs/notes-gpt blocks.0.attn.patern --input the", "blocks.0.attn.pattern", code=2)
+
+
+def handed_over(day: Afternoon) -> None:
+    """The goals after training: many inputs, a baseline, mistakes by name, what it costs, other libraries."""
+    day.pencil("predict runs/photos-vit photos/ cat.png --out predictions.csv", "predictions.csv")
+    day.pencil("eval runs/reviews-reader --baseline", "always the commonest class", "this run")
+    day.step("a baseline in the card", lambda: _has("runs/reviews-reader/README.md", "## Baselines"))
+    day.step("mistakes by name", lambda: _has("runs/photos-vit/eval/predictions.csv", "truth,answer,probability"))
+    day.pencil("cost runs/notes-gpt --device h200", "B 4 batch size", "The whole training")
+    day.pencil("export runs/notes-gpt --to hf", "exports/notes-gpt-hf")
+    day.pencil("train vit --data photos/ --from runs/photos-vit --name again", run="runs/again")
+    day.python("data in memory", _in_memory)
+
+
+def _has(file: str, words: str) -> str:
+    if words not in Path(file).read_text(encoding="utf-8"):
+        raise Failed(f"{file} has no {words}")
+    return f"{file} has {words}"
+
+
+def _in_memory() -> str:
+    """A training on data in memory, with the verbs on it, and what the command line says of it."""
+    import pencil
+
+    rows = [(f"{word} number {i}", word) for i in range(20) for word in ("good", "bad")]
+    run = pencil.train("reader", rows, name="memory", steps=2, depth=1, width=24, heads=3, warmup=0, quiet=True)
+    metrics, answers = run.evaluate(rows, quiet=True), run.predict([text for text, _ in rows])
+    if len(answers) != 40 or pencil.verify(run) or "accuracy" not in metrics:
+        raise Failed(f"{len(answers)} answers, {pencil.verify(run)}, {metrics}")
+    return f"trained, evaluated, predicted: {run.path}"
 
 
 def changed(day: Afternoon) -> None:
