@@ -21,6 +21,7 @@ SHORT = {
     "guard": "",
     "importing": "--depth 1",
     "int8": "notes.txt --preset nanogpt --steps 3",
+    "little_data": "--task order --sizes 100 --steps 3",
     "live": "gpt:nano --answers 2",
     "loss": "--preset nano --batch 2 --vocab 331 --rounds 2 --chunks 16,64 --eager",
     "one_device": "--preset nano --batch 2 --steps 2 --rounds 1",
