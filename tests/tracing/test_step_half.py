@@ -70,6 +70,27 @@ def test_a_step_under_autocast(family):
     assert sums
 
 
+@unchecked()
+def test_the_parts_of_a_gradient_under_autocast_are_within_the_rounding_of_bfloat16():
+    """The gradient is in single precision, but the sum over the examples was stored in bfloat16 before it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 7), nn.GELU(), nn.Linear(7, 2))
+
+    def under_autocast(model, x, targets):
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(model(x), targets)
+
+    trace = trace_step(model, under_autocast, (drawn(5, 3), torch.arange(5) % 2))
+    parts = [trace.contributions(f"grad:0.weight[{row},{column}]") for row in range(7) for column in range(3)]
+    off = [abs(found.total - found.value) for found in parts]
+    assert all(one <= found.allowed for one, found in zip(off, parts, strict=True))
+    assert max(off) > 2.0**-12 * max(abs(found.value) for found in parts)  # far more than single precision rounds
+    worst = parts[off.index(max(off))]
+    assert f"off by {max(off):.1g}, and rounding allows {worst.allowed:.1g}" in worst.title()
+    receipt = trace[worst.name].why()
+    assert worst.allowed == pytest.approx(receipt.allowed, rel=1e-3)
+
+
 class Rounding(nn.Module):
     """Operations whose kernels round each step of theirs in half precision."""
 

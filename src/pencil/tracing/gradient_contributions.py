@@ -10,7 +10,7 @@ import numpy as np
 
 from ..config import UserError
 from .contributions import SHOWN, Part, Row, html_table, lines, rows, shared
-from .graph import ROUNDING, Node
+from .graph import ROUNDING, Node, slack
 from .receipt import Unfolding
 from .receipt_text import EXACT, Tree, format_number, walk, weigh
 from .trace_base import TraceBase
@@ -23,8 +23,8 @@ NOWHERE: Place = ("", "")
 class GradientContributions:
     """A gradient as a sum over the tokens of each example of the batch, largest first.
 
-    `value` is the recorded gradient and `total` the sum of the parts; they differ by no more than `allowed`, the
-    rounding of the recorded sum.
+    `value` is the recorded gradient and `total` the sum of the parts; they differ by no more than `allowed`: what the
+    receipts on the way allow, each in the precision of its own tensor.
     """
 
     held: Sequence[str] = ()
@@ -39,7 +39,7 @@ class GradientContributions:
         at = tuple(i for i in index if isinstance(i, int))
         place = int(np.ravel_multi_index([i % size for i, size in zip(at, n.shape, strict=True)], n.shape)) if at else 0
         self.value = float(trace.graph.cells(node, np.asarray([place]))[0])
-        self._size = 0.0
+        self.allowed, self._size, self._terms = 0.0, 0.0, 0
         inputs = [one for one in trace.graph.nodes if one.kind == "input" and one.shape]
         self._batched = any(one.shape[0] > 1 for one in inputs)
         found: dict[Place, float] = {}
@@ -50,7 +50,12 @@ class GradientContributions:
         if not set(found) - {NOWHERE}:
             raise UserError(f"{cell} is not a sum over tokens or examples, so none of them has a share in it")
         self.total = sum(found.values())
-        self.allowed = 8 * ROUNDING.get(n.dtype, ROUNDING["float32"]) * self._size
+        self.allowed += (8 + self._terms) * ROUNDING["float64"] * self._size  # of the sum here
+        if abs(self.total - self.value) > self.allowed:
+            raise UserError(
+                f"the parts of {cell} sum to {self.total:.6g} and {self.value:.6g} was recorded: more than the "
+                f"rounding of {self.allowed:.2g} allows, so a receipt on the way is wrong; t[{cell!r}].why() is one"
+            )
         self.parts = self._parts(found)
 
     def _parts(self, found: dict[Place, float]) -> list[Part]:
@@ -76,6 +81,9 @@ class GradientContributions:
             value = float(self.trace.graph.cells(node, np.asarray([place]))[0])
             yield self._where(node, place) or NOWHERE, factor * value
         else:
+            n = self.trace.graph.nodes[node]
+            worked, error = weigh(tree, n, {})
+            self.allowed += abs(factor) * float(error + slack(n, worked))
             yield from self._of_tree(tree, factor, self._where(node, place))
 
     def _of_tree(self, tree: Tree, factor: float, known: Place | None) -> Iterator[tuple[Place, float]]:
@@ -89,8 +97,7 @@ class GradientContributions:
                     if value and not whole and self._sums(term):
                         yield from self._of_tree(term, factor, where)
                     else:
-                        self._size += abs(value)
-                        yield where or NOWHERE, value
+                        yield where or NOWHERE, self._counted(value)
             case "add", left, right:
                 yield from self._of_tree(left, factor, known)
                 yield from self._of_tree(right, factor, known)
@@ -108,9 +115,11 @@ class GradientContributions:
             case "cell", node, place, _ if self._sums(tree):
                 yield from self._of_cell(node, place, factor)
             case _:
-                value = factor * _value(tree)
-                self._size += abs(value)
-                yield self._of_term(tree, 0, 0) or known or NOWHERE, value
+                yield self._of_term(tree, 0, 0) or known or NOWHERE, self._counted(factor * _value(tree))
+
+    def _counted(self, value: float) -> float:
+        self._size, self._terms = self._size + abs(value), self._terms + 1
+        return value
 
     def _sums(self, tree: Tree) -> bool:
         """Whether a sum over tokens or examples is inside; a gradient without those axes is one, in what made it."""
@@ -160,7 +169,8 @@ class GradientContributions:
         value, total = format_number(self.value, digits), format_number(self.total, digits)
         kind, count = self.parts[0].kind, len(self.parts)
         counted = f"{count} {kind}s, which sum" if count > 1 else f"1 {kind}, which comes"
-        return f"{self.name} = {value}: {counted} to {total}, within {self.allowed:.1g}"
+        off = f"off by {abs(self.total - self.value):.1g}, and rounding allows {self.allowed:.1g}"
+        return f"{self.name} = {value}: {counted} to {total}, {off}"
 
     def rows(self, count: int = SHOWN, digits: int = 4) -> list[Row]:
         """Value, share and label of the largest parts, and of the others together."""
