@@ -62,7 +62,8 @@ def test_every_form_of_a_table_is_its_file(tmp_path):
 
 def test_the_verbs_on_a_run_of_a_table(tmp_path, monkeypatch, capsys):
     frame = pandas.DataFrame(COLUMNS)
-    run = pencil.train("reader", frame, out="run", **NAMED, **SMALL)
+    run = pencil.train("reader", frame, out="run", **NAMED, **{**SMALL, "quiet": False})
+    assert "text from column said, label from mood (2 classes)" in capsys.readouterr().err
     others = pandas.DataFrame({"said": ["so dull", "not bad at all", "x"], "mood": ["bad", "good", "bad"]})
     metrics = run.evaluate(others, quiet=True)  # the columns are those of the training
     answers = run.predict(others)
@@ -158,6 +159,15 @@ GREY = np.zeros((4, 8, 8), np.uint8)
     ("reader", {"a": ["x", "y"], "b": ["x"]}, {}, "columns of 2 and 1 values"),
     ("reader", [("a", "b"), ("a",)], {}, "row 2: not a pair"),
     ("reader", [("a", "x"), ("b", None), ("c", "y")], {}, "row 2: the label is empty"),
+    ("reader", [("a", ""), ("", "x"), ("c", None), ("d", "y")], {}, r"the text is empty in 1 row \(2\) and the label is empty in 2 rows \(1, 3\)"),
+    ("reader", {"text": ["a", "b", "c"], "label": ["x", ["y"], "x"]}, {}, "row 2: the label is a list"),
+    ("reader", polars.DataFrame(COLUMNS).lazy(), NAMED, r"LazyFrame is a query that has not run: give its result, .collect\(\)"),
+    ("reader", pandas.concat([pandas.DataFrame(COLUMNS)] * 2, axis=1), NAMED, "has 2 columns named number"),
+    ("reader", pandas.DataFrame(COLUMNS), dict(text="said", label="said"), "text and label both name the column said"),
+    ("reader", pandas.DataFrame(COLUMNS), dict(source="said"), "source= names no column that a reader reads, only text, label do"),
+    ("reader", None, NAMED, "data is None, and text= names a column of it"),
+    ("reader", None, dict(keep_data=True), "data is None, and keep_data keeps a copy"),
+    ("gpt", "the cat sat on a mat " * 13, {}, r"data is a text of 273 characters.*in a list, \[text\]"),
     ("reader", {"train": datasets.Dataset.from_dict({"text": ["a"]})}, {}, "has the parts train: give one"),
     ("reader", ["t.tsv"], {}, "t.tsv is a file"),
     ("vit", (GREY / 2, [0, 1, 0, 1]), {}, "row 1: an array of a picture is uint8"),

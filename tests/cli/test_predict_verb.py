@@ -104,9 +104,17 @@ def test_texts_of_a_table_each_as_alone(classifier_run, type_in, tmp_path):
     assert [bool(row["error"]) for row in rows] == [False, False, False, True, False, False, True, False]
 
 
+def test_a_blank_line_of_standard_input_is_a_row(classifier_run, type_in, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("so fine\n\ngrim\n"))
+    said = type_in("predict", classifier_run, "-", "--out", "p.jsonl").err
+    assert said.endswith("p.jsonl: 3 rows, 1 of them with an error\n")
+    assert [row["input"] for row in rows_of("p.jsonl")] == ["so fine", "standard input, line 2", "grim"]
+    assert [row["error"] for row in rows_of("p.jsonl")] == [None, "standard input, line 2: the line is blank", None]
+
+
 def test_texts_that_are_written(seq2seq_run, captioner_run, pictures, type_in, monkeypatch):
     sources = ["abc", "ad", "ceb", "abd"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(sources) + "\n\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(sources) + "\n"))
     type_in("predict", seq2seq_run, "-", "--out", "p.csv", "--max-new-tokens", 5)
     written = pencil.predict(seq2seq_run, sources, max_new_tokens=5)
     assert [(r["input"], r["text"] or "", r["ended"]) for r in rows_of("p.csv")] == [

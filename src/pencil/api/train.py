@@ -6,7 +6,7 @@ from what `pencil cost` counts.
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from .several_processes import check_same, make_once, processes
 from .trained import TrainedRun
 from .training_request import TrainingRequest, check_data, read_config, resolve, with_image_size
 
+PICTURE_COLUMNS = ("image", "label", "text")  # of a table in memory, for a family without settings of columns
 FILES_NAMED = 20  # unusable files reported one by one
 SOON_SECONDS = 3600  # a training that takes no longer ends soon
 Notify = Callable[[str], None]
@@ -93,7 +94,13 @@ def train(
     if isinstance(patterns := settings.get("freeze"), list | tuple):
         settings["freeze"] = ",".join(patterns)
     columns = {"text": text, "label": label, "source": source, "target": target, "image": image}
+    named = [what for what, column in columns.items() if column is not None]
+    in_memory.check_name(data)
+    if data is None and (named or keep_data) and (file is None or file.data is None):
+        what = f"{named[0]}= names a column of it" if named else "keep_data keeps a copy of it"
+        raise UserError(f"data is None, and {what}: give the table (df.dropna(inplace=True) gives None, not df)")
     if in_memory.is_data(data):
+        check_columns(record, named)
         data = in_memory.register(data, columns, keep_data)
     else:
         refuse((keep_data, "keep_data is for data in memory: a file stays where it is"))
@@ -122,6 +129,13 @@ def train(
             *training, notify=notify, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation, began=began
         )
     return TrainedRun.of(training.run, outcome, load)
+
+
+def check_columns(record: Family, named: Sequence[str]) -> None:
+    """Refuse the name of a column that the family does not read."""
+    own = [what for what in in_memory.COLUMNS if f"{what}_column" in record.data_settings] or list(PICTURE_COLUMNS)
+    if odd := next((what for what in named if what not in own), None):
+        raise UserError(f"{odd}= names no column that a {record.name} reads, only {', '.join(own)} do: leave it out")
 
 
 def merge(request: TrainingRequest, file: TrainingRequest, path: str | Path, notify: Notify) -> TrainingRequest:

@@ -66,6 +66,7 @@ def evaluate(
     columns = {"text": text, "label": label, "source": source, "target": target, "image": image}
     notify: Callable[[str], None] = (lambda line: None) if quiet else note
     folder = None if out is None else Path(out)
+    in_memory.check_name(data)
     if not in_memory.is_data(data):
         refuse((any(columns.values()), "columns are named of data in memory: the run knows those of a file"))
         return evaluate_run(
@@ -90,6 +91,7 @@ def resume(
     A run that was trained on data in memory is given it again, unless it has a copy; it must be the same.
     """
     path = run_path(run)
+    in_memory.check_name(data)
     if in_memory.is_data(data):
         data = in_memory.register(data, columns_of(path, data, {}))
     token = None if data is None else str(data)

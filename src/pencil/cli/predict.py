@@ -33,8 +33,8 @@ def predict(
 ) -> int:
     """Predict from any number of inputs, and write a table: a row each, in their order.
 
-    A vit or a reader gives the class and its probability, a captioner, seq2seq or gpt its text. An input that cannot be
-    read has its error in its row. A prediction that was interrupted is gone on with by the same command.
+    A vit or a reader gives the class and its probability, a captioner or seq2seq its text. An input that cannot be read
+    has its error in its row. A prediction that was interrupted is gone on with by the same command.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def predict(
         The run's folder.
     inputs
         Pictures, folders of them, or texts in files: a .txt file (a path or a text a line), a table (.csv, .tsv, .jsonl
-        or .parquet, with one input a row); - is standard input, a line each.
+        or .parquet, with one input a row); - is standard input, a row for each line, a blank one too.
     out
         The table to write: .csv, .jsonl or .parquet.
     column

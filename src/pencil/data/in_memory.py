@@ -10,6 +10,7 @@ import base64
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,12 +28,15 @@ from .images.decoding import image_of_array, reason
 PREFIX = "memory:"
 NAME = "memory"  # of the data, as a part of a run's name
 WHERE = "the data in memory"  # its name in errors
+COUNTED = "rows are counted from 1, whatever the index of the table"
 PAIR = ("input", "target")  # the columns of data that names none
 ONE = ("input",)
 COLUMNS = ("text", "label", "source", "target", "image")  # what a column can be named as
 DIGITS = 32  # of the hash in a token
 MAX_COPY_BYTES = 1 << 32
+LONGEST_NAME = 255  # bytes in the name of a file, on every usual file system
 PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")  # of PIL images, that a PNG file has
+CONTAINERS = (list, tuple, set, Mapping)  # that are no cell of a table
 MISSING = ("NAType", "NaTType")  # pandas' missing values, which cannot be compared
 _registered: dict[str, "Registered"] = {}
 
@@ -71,11 +75,23 @@ class Registered(NamedTuple):
     table: Table
     named: Mapping[str, str]  # what the user named columns as
     kept: bool  # whether a run trained on it gets a copy
+    odd: Mapping[str, tuple[int, str]] = {}  # by column the first row whose value is no cell, and the value's type
 
 
 def is_data(data: Any) -> bool:
     """Whether this is data itself, and not the name of some."""
     return data is not None and not isinstance(data, str | Path)
+
+
+def check_name(data: Any) -> None:
+    """Refuse a text given as the name of data, which is longer than any file's name."""
+    if isinstance(data, str) and any(
+        len(part.encode("utf-8", "replace")) > LONGEST_NAME for part in re.split("[/,]", data)
+    ):
+        raise UserError(
+            f"data is a text of {len(data):,} characters, and a text alone is the name of a file: give the text itself "
+            "in a list, [text]"
+        )
 
 
 def is_table(data: Any) -> bool:
@@ -108,6 +124,20 @@ def named_in(data: str) -> list[str]:
     return [f"{what}={column}" for what, column in _registered[data].named.items()] if data in _registered else []
 
 
+def name_of_column(token: str, name: str) -> str:
+    """A column as the user knows it, who may have named it as the text, the label, …"""
+    return _registered[token].named.get(name, name)
+
+
+def check_cells(token: str, name: str) -> None:
+    """Refuse a column with lists or the like in it."""
+    if odd := _registered[token].odd.get(name):
+        row, kind = odd
+        raise UserError(
+            f"{WHERE}, row {row}: the {name_of_column(token, name)} is a {kind}; give a text or a number ({COUNTED})"
+        )
+
+
 def is_kept(data: str) -> bool:
     return data in _registered and _registered[data].kept
 
@@ -131,8 +161,18 @@ def register(data: Any, named: Mapping[str, str | None] | None = None, keep: boo
         [[_cell(value, classes[i], f"{WHERE}, row {n}") for n, value in enumerate(columns[i], 1)] for i in kept],
     )
     token = table.token
-    _registered[token] = Registered(table, given, keep)
+    odd = {
+        name: found for name, i in zip(table.names, kept, strict=True) if (found := _first_odd(columns[i], table[name]))
+    }
+    _registered[token] = Registered(table, given, keep, odd)
     return token
+
+
+def _first_odd(values: Sequence[Any], cells: Sequence[Any]) -> tuple[int, str] | None:
+    """The first row, from 1, with a list or a table where a text or a number is wanted, and what it is."""
+    rows = zip(values, cells, strict=True)
+    odd = (number for number, (value, cell) in enumerate(rows, 1) if cell is None and isinstance(value, CONTAINERS))
+    return None if (row := next(odd, None)) is None else (row, type(values[row - 1]).__name__)
 
 
 @contextmanager
@@ -151,6 +191,8 @@ def renamed(names: Sequence[str], named: Mapping[str, str]) -> list[str]:
     """The names of columns, with those that the user named; one that has the name of such a column is empty."""
     new = list(names)
     for what, column in named.items():
+        if both := next((other for other in named if other != what and named[other] == column), None):
+            raise UserError(f"{what} and {both} both name the column {column}: name two columns")
         if column not in names:
             raise UserError(f"{WHERE} has no column {column}; {nearest(column, names)}")
         new = ["" if name == what else name for name in new]
@@ -166,10 +208,15 @@ def raw_columns(data: Any) -> tuple[list[str], list[Sequence[Any]]]:
         if any(hasattr(part, "column_names") for part in data.values()):
             raise UserError(f"{WHERE} has the parts {', '.join(map(str, data))}: give one of them")
         return [str(name) for name in data], [_values(column) for column in data.values()]
+    if callable(getattr(data, "collect", None)) and not hasattr(data, "__len__"):
+        raise UserError(f"{type(data).__name__} is a query that has not run: give its result, .collect()")
     names = getattr(data, "column_names", None)
     names = getattr(data, "columns", None) if names is None else names
     if names is not None and not callable(names):
-        return [str(name) for name in names], [_values(data[name]) for name in names]
+        plain = [str(name) for name in names]
+        if twice := next((name for name in plain if plain.count(name) > 1), None):
+            raise UserError(f"{WHERE} has {plain.count(twice)} columns named {twice}: rename or drop all but one")
+        return plain, [_values(data[name]) for name in names]
     if hasattr(data, "__arrow_c_stream__") and not hasattr(data, "__len__"):  # a table that is only a stream
         arrow = package("pyarrow", f"{WHERE} is an Arrow stream, which needs pyarrow", "hub-data")
         return raw_columns(arrow.table(data))

@@ -115,11 +115,16 @@ def _file(source: str, kind: Kind) -> Input:
 
 
 def _lines(file: TextIO, where: str, kind: Kind) -> Iterator[Input]:
-    """A path or a text a line, without blank lines; paths are those of the working folder."""
+    """A path or a text a line, without blank lines; paths are those of the working folder.
+
+    A blank line of standard input is a row with a fault, so that the result can be pasted beside what was piped in.
+    """
     for number, line in enumerate(_limited(file), 1):
-        line = line.rstrip("\r\n")
+        line, place = line.rstrip("\r\n"), f"{where}, line {number}"
         if line.strip():
-            yield _input(line, kind, Path(), f"{where}, line {number}")
+            yield _input(line, kind, Path(), place)
+        elif file is sys.stdin:
+            yield Input(place, None, f"{place}: the line is blank")
 
 
 def _limited(file: TextIO) -> Iterator[str]:

@@ -39,6 +39,7 @@ EMBEDDED = ("dates",)
 MIN_TO_SELECT_BEST = 20  # held-out pairs; a score on fewer is too noisy to select weights by
 Pair = tuple[str, str]
 
+LISTED_ROWS = 5  # in an error
 MAX_FILE_BYTES, MAX_LINE_CHARACTERS = 1_000_000_000, 1 << 20  # of a file, and of one of its lines
 FORMER = Format("tab", None, quoted=False)  # how files of tabs were read before their format was recognised
 
@@ -262,10 +263,12 @@ def _from_memory(token: str, kind: Kind, reading: Reading) -> tuple[Read, str]:
     named = _named_columns(kind, reading)
     named = NamedColumns(*(name if name in names else None for name in named))
     places = (0, 1) if table.ordered else find_columns(names, cells, where, kind, named)
+    first, second = (names[place] for place in places)
+    for name in (first, second):
+        in_memory.check_cells(token, name)
     rows = _checked_rows(cells, places, where, kind)
-    note = (
-        "" if table.ordered else f"{kind.first} from column {names[places[0]]}, {kind.second} from {names[places[1]]}"
-    )
+    first, second = (in_memory.name_of_column(token, name) for name in (first, second))
+    note = "" if table.ordered else f"{kind.first} from column {first}, {kind.second} from {second}"
     return Read(rows, note=note), hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
@@ -274,13 +277,28 @@ def _named_columns(kind: Kind, reading: Reading) -> NamedColumns:
 
 
 def _checked_rows(cells: list[list[str]], places: tuple[int, int], data: str, kind: Kind) -> list[Pair]:
-    rows = []
-    for number, row in enumerate(cells, 1):
-        both = row[places[0]], row[places[1]]
-        for name, value in zip((kind.first, kind.second), both, strict=True):
+    rows, names = [(row[places[0]], row[places[1]]) for row in cells], (kind.first, kind.second)
+    empty = {name: [n for n, row in enumerate(rows, 1) if not row[i].strip()] for i, name in enumerate(names)}
+    if sum(map(len, empty.values())) > 1:
+        listed = " and ".join(
+            f"the {name} is empty in {_listed(numbers)}" for name, numbers in empty.items() if numbers
+        )
+        raise UserError(f"{data}: {listed}; fill them in or take the rows out ({in_memory.COUNTED})")
+    for name, numbers in empty.items():
+        if numbers:
+            raise UserError(
+                f"{data}, row {numbers[0]}: the {name} is empty; fill it in or take the row out ({in_memory.COUNTED})"
+            )
+    for number, row in enumerate(rows, 1):
+        for name, value in zip(names, row, strict=True):
             check_text(value, name, f"{data}, row {number}:")
-        rows.append(both)
     return rows
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Rows by their count and the first of their numbers."""
+    first = ", ".join(map(str, numbers[:LISTED_ROWS])) + ", …" * (len(numbers) > LISTED_ROWS)
+    return f"{len(numbers):,} row{'s' * (len(numbers) > 1)} ({first})"
 
 
 def read_pairs(
