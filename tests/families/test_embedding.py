@@ -95,7 +95,7 @@ def test_a_run_says_how_its_vectors_are_made(tmp_path):
     one = pencil.embed(loaded.model, "dogs", tokenizer=loaded.tokenizer, pool="class", normalize=True)
     torch.testing.assert_close(one, wanted[1], atol=1e-5, rtol=1e-5)
     assert len(pencil.embed(loaded, ["dogs"])) == 1
-    for given, words in ((dict(pool="max"), "pool is mean"), (dict(tokenizer=1), "leave tokenizer out")):
+    for given, words in ((dict(pool="max"), "pool is mean"), (dict(tokenizer=1), "leave tokenizer and classes out")):
         with pytest.raises(UserError, match=words):
             pencil.embed(loaded, "dogs", **given)
     for texts, words in (([], "empty"), (["cat", " "], "a text is empty"), ([3], "is a str"), (None, "is a str")):

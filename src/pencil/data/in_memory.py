@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
-from torch import Tensor
 
 from ..config import UserError, nearest, package
 from ..files import check_regular
@@ -260,7 +259,7 @@ def _cell(value: Any, classes: Sequence[str] | None, where: str) -> Any:
         return str(value)
     if isinstance(value, Mapping) and value.keys() >= {"bytes", "path"}:  # a picture of datasets, not decoded
         return value["bytes"] or value["path"]
-    if isinstance(value, Tensor):
+    if hasattr(value, "detach"):  # a tensor; a command checks its data before torch is imported
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray) and value.ndim == 0:
         return _cell(value[()], classes, where)
