@@ -73,6 +73,15 @@ def test_formulas_of_gradients(family, kind):
         assert not [one for one in lacking if one.endswith(f".{name}")]
 
 
+def test_formulas_of_one_picture():
+    """A sum over the examples of a batch has one term: it is that term, and a bias has no sum sign without a letter."""
+    model, loss, (pictures,) = in_double("vit", "class")
+    trace = trace_step(model, loss, (pictures[:1],))
+    having, _ = check(values_of(model, (pictures[:1],), trace), "grad:head.")
+    assert having == ["grad:head.bias", "grad:head.weight"]
+    assert not [n.name for n in trace.graph.nodes if "Σ_ " in n.formula]
+
+
 NESTEROV = {"sgd, nesterov, decay": dict(nesterov=True, momentum=0.9), "sgd, decay": {}}
 UPDATES = {name: OPTIMIZERS[name] for name in ("adam fused", "muon")} | {
     name: lambda m, given=given: [torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.01, **given)]

@@ -321,12 +321,26 @@ class Composer:
     def _sum(self, summed: list[Var], part: Expr, order: list[Axis]) -> str:
         while isinstance(part, tuple) and part[0] == "sum":
             summed, part = [*summed, *(atom for var in part[1] for atom in var.atoms())], part[2]
+        if not summed:
+            return self._of_one_row(part, order)
         for form in (self._matrices, self._over_last, self._over_first):
             try:
                 return form(summed, part, order)
             except Unclear:
                 continue
         raise Unclear
+
+    def _of_one_row(self, part: Expr, order: list[Axis]) -> str:
+        """A sum with one term, as over a batch of one example: that term, of two rows their outer product."""
+        match factors_of(part):
+            case [Leaf() as left, Leaf() as right], []:
+                rows = min(len(left.places), len(right.places)) > 1
+                for row, column in ((left, right), (right, left)):
+                    if rows and len(order) == 2 and [*row.dims(), *column.dims()] == order:
+                        return f"{_turned(row.text)} {column.text}"
+        if any(leaf.dims() != order for leaf in leaves_in(part)):
+            raise Unclear
+        return self._tight(part, order, 1)
 
     def _matrices(self, summed: list[Var], part: Expr, order: list[Axis]) -> str:
         """Σ_k L[i,k]·R[k,j] as L R."""
