@@ -152,7 +152,7 @@ def test_names_of_a_step_are_pointed_to(run):
     assert "nothing in the trace is called baddbmm.3; " in said
     assert "--update adds the names of a training step" in said
     said = call("why", run, "new:blocks.0.attn.w_q[1,3,5]", "--input", "the pencil", code=2).stderr
-    assert "is a part of a larger weight; the new weights there are new:blocks.0.attn.qkv.weight" in said
+    assert "blocks.0.attn.w_q is a view of blocks.0.attn.qkv.weight, and its cell [1,3,5] there is new:blocks." in said
 
 
 @pytest.mark.parametrize(

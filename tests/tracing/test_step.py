@@ -17,6 +17,7 @@ from pencil.learn.worked.examples import example
 from pencil.tracing import rules
 from pencil.tracing.live_trace import trace as live
 from pencil.tracing.step import trace_step
+from pencil.tracing.trace import read
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 from small_models import KINDS, conditions, noised, pictures, tiny, tokens
@@ -325,6 +326,24 @@ def test_the_tokens_of_a_gradient_are_products_of_their_own():
         trace.contributions("blocks.0.mid[0,1,2]")
     with pytest.raises(UserError, match="leave --against out"):
         trace.contributions("grad:blocks.0.mlp.up.weight[2,1]", against="cat")
+
+
+@pytest.mark.parametrize("prefix", ["new", "clipped"])
+def test_a_view_of_a_weight_names_its_cell_after_the_step(prefix, tmp_path):
+    """The gradient has the view; of the step there is the weight as it is stored, in a file too."""
+    trace = example("training-step")
+    trace.save(tmp_path / "step.trace.safetensors")
+    before, gradient = trace["blocks.0.attn.w_k"].value, trace.grad["blocks.0.attn.w_k"].value
+    for one in (trace, read(tmp_path / "step.trace.safetensors")):
+        with pytest.raises(UserError, match=r"w_k is a view of blocks\.0\.attn\.qkv\.weight") as refused:
+            one[f"{prefix}:blocks.0.attn.w_k[0,3,1]"]
+        there = str(refused.value).rpartition(" is ")[2]
+        assert there.startswith(f"{prefix}:blocks.0.attn.qkv.weight[")
+        assert float(one[there.removeprefix(f"{prefix}:")]) == before[0, 3, 1]
+        assert float(one[there.replace(f"{prefix}:", "grad:")]) == gradient[0, 3, 1]
+        assert one[there].why().agrees
+        with pytest.raises(UserError, match=r"its cell \[0,0,0\] there is"):
+            one[f"{prefix}:blocks.0.attn.w_k"]
 
 
 @unchecked()

@@ -100,10 +100,6 @@ class StepTrace(BlockTrace):
             of = name.removeprefix(NEW)
             if of in self.graph.parameters.values():
                 raise UserError(f"the step does not change {of}: no optimizer has it, or its gradient is missing")
-            module = of.rpartition(".")[0]
-            whole = [other for other in self.graph.names if other.startswith(f"{NEW}{module}.")]
-            if module and GRADIENT + of in self.graph.names and whole:
-                raise UserError(f"{of} is a part of a larger weight; the new weights there are {', '.join(whole)}")
         return super().find(name)
 
     def edit(self, where: str, value: Any) -> Trace:

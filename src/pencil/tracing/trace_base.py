@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError, nearest
-from .address import Label, located, occurrence, parse, written_index
+from .address import Label, address, located, occurrence, parse, written_index
 from .graph import Array, Graph, Node
 
 LISTED = "pencil show WHAT lists the names, of the same run, file or example; in Python t.names does"
@@ -51,9 +51,34 @@ class TraceBase:
         """The node of a name; one that does not exist is refused, with the nearest."""
         if name in self.graph.names:
             return self.graph.names[name]
+        if hint := self._in_its_weight(name, ()):
+            raise UserError(hint)
         whole = f"a name is written whole, without * or ?; {LISTED}"
         help_ = whole if set("*?") & set(name) else near(name, self.graph.names)
         raise UserError(f"nothing in the trace is called {name}; {help_}{self.elsewhere}")
+
+    def _in_its_weight(self, name: str, parts: Sequence[Any]) -> str:
+        """For a new or clipped view of a weight, such as new:blocks.0.attn.w_q: which cell of the weight to ask for.
+
+        After a step a weight has one tensor, as it is stored; of a range or without an index the first cell is named.
+        """
+        prefix, _, of = name.partition(":")
+        if prefix not in ("new", "clipped") or name in self.graph.names:
+            return ""
+        try:
+            flat = self.view(node := self.find(of))[self.indices(self.graph.nodes[node], parts)].flat.reshape(-1)[:1]
+        except UserError:  # that name, or its cell, does not exist either
+            return ""
+        if not flat.size:
+            return ""
+        (at,), (place,) = self.graph.resolve(node, flat)
+        weight = self.graph.nodes[int(at)]
+        whole = next((one for one in (weight.name, *weight.also) if f"{prefix}:{one}" in self.graph.names), "")
+        if weight.kind != "weight" or not whole:
+            return ""
+        cell = address("", self.graph.nodes[node].index(int(flat[0])))
+        stored = address(f"{prefix}:{whole}", weight.index(int(place)))
+        return f"there is no {name}: {of} is a view of {whole}, and its cell {cell} there is {stored}"
 
     def words(self, letter: str, count: int, name: str = "") -> list[str]:
         """A label for each index along an axis of the tensor of this name, or the index itself."""
@@ -81,6 +106,8 @@ class TraceBase:
     def locate(self, where: str) -> tuple[str, tuple[int | slice, ...]]:
         """The name and the index of an address, with its labels looked up."""
         name, parts = parse(where)
+        if hint := self._in_its_weight(name, parts):
+            raise UserError(hint)
         return name, self.indices(self.graph.nodes[self.find(name)], parts)
 
     def indices(self, n: Node, parts: Sequence[Any]) -> tuple[Any, ...]:
