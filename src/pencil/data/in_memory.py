@@ -257,10 +257,10 @@ def _cell(value: Any, classes: Sequence[str] | None, where: str) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, Mapping) and value.keys() >= {"bytes", "path"}:  # a picture of datasets, not decoded
-        return value["bytes"] or value["path"]
     if hasattr(value, "detach"):  # a tensor; a command checks its data before torch is imported
         value = value.detach().cpu().numpy()
+    if isinstance(value, Mapping) and value.keys() >= {"bytes", "path"}:  # a picture of datasets, not decoded
+        return value["bytes"] or value["path"]
     if isinstance(value, np.ndarray) and value.ndim == 0:
         return _cell(value[()], classes, where)
     try:
