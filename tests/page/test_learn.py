@@ -87,18 +87,38 @@ def test_a_gradient_opens_and_a_copy_takes_the_step_that_is_shown(browser, serve
         until(page, lambda: page.inner_text("#receipt h3 code") == f"new:{change}")
         page.wait_for_selector("#receipt .verdict.right")
         # the step is taken: what the model answers changes on screen, to what the server says of the copy
+        arithmetic = page.inner_text("#receipt .formula")
         page.click("text=Take this step")
         assert shown(after["targets"][0]["probability"]) != shown(before["targets"][0]["probability"])
         shows(page, "Targets", after["targets"])
         shows(page, "Next token", other["tokens"][0]["top"])
         # what it changed stays on screen; what the next step would change is shown where it is wanted
-        assert changed(page) == of_changes(before)
+        until(page, lambda: changed(page) == of_changes(before))
+        # the receipt stays that of the step that was taken, and each number of the table opens its own
+        assert page.inner_text("#receipt .formula") == arithmetic
+        for name, key in (("grad:", "gradient"), ("new:", "after"), ("", "before")):
+            page.click(f"td a[data-cell='{name}{change}'] >> nth=-1")  # of new: the value after, not the change
+            until(page, lambda name=name: page.inner_text("#receipt h3 code") == name + change)
+            number = page.locator("#receipt .verdict strong, #receipt .formula strong").first.inner_text()
+            assert number == format_number(before["changes"][0][key], 4)
+        page.reload()  # the address says which step is open
+        until(page, lambda: changed(page) == of_changes(before))
+        shows(page, "Targets", after["targets"])
+        small = page.locator("section[aria-label='grad:blocks.0.attn.w_k'] td")
+        small.first.wait_for()
+        assert not {"0.000", "−0.000"} & set(small.all_inner_texts())  # a small gradient shows its size
+        copied = page.locator(".learn .copy code")
+        assert "# the step just taken" in copied.text_content()
+        assert "other numbers than there" not in copied.text_content()
         page.check("label:has-text('the next step') input")
-        assert changed(page) == of_changes(after) != of_changes(before)
+        until(page, lambda: changed(page) == of_changes(after) != of_changes(before))
+        assert "other numbers than there" in copied.text_content()
         page.uncheck("label:has-text('the next step') input")
         page.click(f"td a[data-cell='{change}']")
         until(page, lambda: page.inner_text("#receipt h3 code") == change)
         page.click("text=Ten steps")
+        page.wait_for_selector("text=The receipt was of another training step, and is closed.")
+        assert "cell=" not in page.url
         shows(page, "Targets", last["targets"])
         page.click("text=The same as numbers")
         rows = page.locator("[aria-label='loss and probabilities after each step'] tbody tr")

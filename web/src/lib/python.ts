@@ -44,7 +44,7 @@ export function python(session: Session, more: string[] = [], prompt = false): s
   const { source, model, input, cell, state, answer, stale } = session;
   const alone = source.kind === "file" && !source.state; // a trace whose model is not known
   const lines = alone ? [] : ["import pencil", "", ...own(session)];
-  if (session.step !== null) lines.push(...stepped(session, session.step));
+  if (session.step !== null) lines.push(...stepped(session));
   else if (alone) lines.push("from pencil.tracing.file import load", "", "t = load(\"trace.safetensors\")  # the file of pencil trace --out");
   else {
     if (input.picture) lines.push(pictureLine(input.picture));
@@ -61,18 +61,20 @@ export function python(session: Session, more: string[] = [], prompt = false): s
 }
 
 /** Where the page has a copy that was trained: the lines are of the run. */
-const own = (session: Session) => (session.lessons.length ? ["# the run's own weights, without the training steps of the page"] : []);
+const own = ({ step, recorded, lessons }: Session) =>
+  (step === null ? lessons : (recorded.lessons ?? [])).length ? ["# the run's own weights, without the steps of the page: other numbers than there"] : [];
 
 /** The lines that record the training step on the present input towards a target. */
-function stepped({ model, input, rate }: Session, target: string): string[] {
+function stepped({ model, recorded, taken }: Session): string[] {
+  const { input = {}, step: target = "", rate = 1 } = recorded;
   const wanted: Target = typeof model.target === "object" ? model.target : { label: "", classes: [] };
   const word = !wanted.label || wanted.picture ? "" : `, ${wanted.classes.length ? "target" : "text"}=${quoted(target)}`;
   const [time, seed, noised] = wanted.picture ? target.split(" ") : [], picture = noised ?? input.picture;
   const named = input.label ? `label=${quoted(input.label)}, ` : input.text ? `prompt=${quoted(input.text)}, ` : "";
   const what = noised ? `${named}target=Path(${quoted(PICTURE)}), time=${time}, seed=${seed}` : quoted(picture ? PICTURE : (input.source ?? input.text ?? ""));
-  const lines = [...(rate === 1 ? [] : [`# with the run's learning rate, of which the page has ${rate}`]), ...(picture ? [pictureLine(picture)] : [])];
+  const lines = [...(taken ? ["# the step just taken"] : []), ...(rate === 1 ? [] : [`# with the run's learning rate, of which the page has ${rate}`]), ...(picture ? [pictureLine(picture)] : [])];
   const run = opened(model), loaded = run.startsWith("Session.") ? run : `pencil.load(${run})`;
-  return [...lines, `run = ${loaded}`, `t = step_on(run, pencil.trace(run, ${what}${word}))`];
+  return [...lines, `run = ${loaded}`, "# step_on: as this page does; for your own model and loss: pencil.trace_step", `t = step_on(run, pencil.trace(run, ${what}${word}))`];
 }
 
 /** Lines with the imports that they need. */

@@ -3,7 +3,7 @@
 import { EMPTY, INPUTS, LARGE, leftOut, read, written, type Address } from "./address";
 import { axesOf, cellName, cellParts, MEANS, whereabouts, type Axis } from "./cells";
 import { Problem, type Progress, type Source, type Watch } from "./source";
-import type { Answer, Frame, Input, Lesson, Model, Outline, OutToken, Receipt, Slice, State, Taken, Tensor } from "./types";
+import type { Answer, Frame, Input, Learning, Lesson, Model, Outline, OutToken, Receipt, Slice, State, Taken, Tensor } from "./types";
 
 type How = "push" | "replace" | "follow";
 export type Change = Partial<Omit<Address, "more">> & { more?: Record<string, string | null> };
@@ -70,8 +70,19 @@ export class Session {
   );
   /** The learning rate of the step, as a multiple of the run's. */
   rate: number = $derived(Number(this.address.more.rate) || 1);
+  /** The training step that would be taken next. */
+  next: State = $derived({ ...this.state, step: this.step ?? "", rate: this.rate });
+  nextKey: string = $derived(JSON.stringify(this.next));
+  /** The training step that was taken last, where the address asks for its numbers; null: it asks for those of the next. */
+  taken: State | null = $derived.by(() => {
+    const { lessons, input: { options, ...own }, state: { lessons: _, ...state } } = this, last = lessons.at(-1);
+    if (this.step === null || !this.address.more.past || !last) return null;
+    const before = [...lessons.slice(0, -1), ...(last.steps > 1 ? [{ ...last, steps: last.steps - 1 }] : [])];
+    const input = JSON.stringify(own) === JSON.stringify(last.input) ? this.input : { ...last.input, options };
+    return { ...state, input, ...(before.length ? { lessons: before } : {}), step: last.target, rate: last.rate };
+  });
   /** What is recorded: the model's answer, or a training step. */
-  recorded: State = $derived(this.step === null ? this.state : { ...this.state, step: this.step, rate: this.rate });
+  recorded: State = $derived(this.step === null ? this.state : (this.taken ?? this.next));
   recordedKey: string = $derived(JSON.stringify(this.recorded));
   /** Whether the changes of the address are in effect: the model may refuse them, and computes nothing then. */
   change: "made" | "pending" | "refused" = $derived(
@@ -90,6 +101,7 @@ export class Session {
   private outlineAsked: Promise<Outline> | null = null;
   private answerStop: AbortController | null = null;
   private recordStop: AbortController | null = null;
+  private nextStop: AbortController | null = null;
   private cancelled = "";
   private noticed = 0;
   private depth = 0; // how many places of the history are before this one
@@ -138,6 +150,7 @@ export class Session {
     // what is shared is the view one comes from
     if (next.view === SHARE && this.address.view !== SHARE) next.more = { ...next.more, of: this.address.view || this.source.first || "answer" };
     if (change.input !== undefined && more?.target === undefined) delete next.more.target; // it was the old one's
+    if (change.input !== undefined) delete next.more.past;
     if (next.view !== LEARN && next.view !== NUMBERS && OF_A_STEP.test(next.cell)) next.cell = ""; // other views have no step
     if (next.cell !== this.address.cell) {
       this.byHand = how !== "replace";
@@ -145,7 +158,13 @@ export class Session {
       this.trail = next.cell ? [...before, next.cell] : [];
     }
     if (written(next) === written(this.address)) return;
+    const { recordedKey: recorded, cell } = this, ofStep = this.step !== null && change.lessons !== undefined && cell !== "";
     this.address = next;
+    if (ofStep && next.cell === cell && this.recordedKey !== recorded) {
+      this.address = { ...next, cell: "" };
+      this.trail = [];
+      this.notify("The receipt was of another training step, and is closed.");
+    }
     this.remember(how === "replace" ? "replaceState" : "pushState");
   }
 
@@ -267,6 +286,7 @@ export class Session {
     this.cancelled = this.key;
     this.answerStop?.abort();
     this.recordStop?.abort();
+    this.nextStop?.abort();
     this.answering = this.recording = false;
     this.progress = null;
   }
@@ -313,6 +333,14 @@ export class Session {
       // of several questions that find it gone the first records it again, and the others wait for that
       return question((await this.trace(this.traceKept === trace)).trace);
     }
+  }
+
+  /** A training step as the view Learn shows it, whichever step is open. */
+  async learning(step: State): Promise<Learning> {
+    if (JSON.stringify(step) === this.recordedKey) return this.ask((trace) => this.source.learning(trace));
+    this.nextStop?.abort();
+    const { trace } = await this.source.record(step, { signal: (this.nextStop = new AbortController()).signal });
+    return this.source.learning(trace);
   }
 
   /** A matrix of the present trace; the last ones are kept. */
