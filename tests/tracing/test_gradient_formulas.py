@@ -133,8 +133,20 @@ def test_formulas_of_new_weights(name):
                 }.items()
                 if name in trace
             }
+            if kind in ("AdamW)", "Muon)"):  # of norms and biases λ is 0
+                assert ("λ" in formula) == bool(group["weight_decay"])
             worked = GradientFormula(Values(trace, {}, {}, None, known), f"new:{found}", formula).value()[0]
             torch.testing.assert_close(worked, torch.tensor(trace[f"new:{found}"].value), rtol=1e-9, atol=1e-12)
+            known |= dict(zip(("β₁", "β₂"), group.get("betas", ()), strict=False))
+            for symbol, key in (("m", "exp_avg"), ("v", "exp_avg_sq"), ("b", "momentum_buffer")):
+                if f"new:{found}.{key}" in trace:
+                    remembered, before = (
+                        trace[f"new:{found}.{key}"],
+                        {f"{symbol}ₜ₋₁": trace[f"old:{found}.{key}"].value},
+                    )
+                    values = Values(trace, {}, {}, None, known | before)
+                    worked = GradientFormula(values, remembered.node.name, remembered.node.formula).value()[0]
+                    torch.testing.assert_close(worked, torch.tensor(remembered.value), rtol=1e-9, atol=1e-12)
             seen += 1
     assert seen > 5
 

@@ -4,6 +4,7 @@ A plan has a setting as the named step ("is", "η", 0.001). So a receipt says wh
 for it, which its formulas read.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,12 @@ FORMULAS = {
     "SGD with momentum": "w − η·b",
     "SGD with Nesterov momentum": "w − η·(g + μ·b)",
 }
+STATE_FORMULAS = {  # of what an optimizer remembers; ₜ₋₁ is from before this step
+    "Muon": {"momentum_buffer": "μ·bₜ₋₁ + (1 − μ)·g"},
+    "AdamW": {"exp_avg": "β₁·mₜ₋₁ + (1 − β₁)·g", "exp_avg_sq": "β₂·vₜ₋₁ + (1 − β₂)·g²"},
+    "Adam": {"exp_avg": "β₁·mₜ₋₁ + (1 − β₁)·g", "exp_avg_sq": "β₂·vₜ₋₁ + (1 − β₂)·g²"},
+    "SGD": {"momentum_buffer": "μ·bₜ₋₁ + g"},
+}
 
 Numbers = Mapping[float, Plan]
 
@@ -46,10 +53,12 @@ def adam_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def update_formula(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: torch.Tensor) -> str:
     """How an optimizer computes a new weight of a group, and what it is called; nothing for its rarer variants."""
-    name = next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in FORMULAS), "")
+    name = _known(optimizer)
     if name == "SGD" and group["momentum"]:
         name += " with Nesterov momentum" if group["nesterov"] else " with momentum"
     formula = FORMULAS.get(name, "")
+    if not group.get("weight_decay"):  # as of norms and biases
+        formula = formula.replace("(1 − η·λ)·", "")
     if name.startswith("SGD") and group["weight_decay"]:
         formula = formula.replace("·g", "·(g + λ·w)").replace("(g + μ", "(g + λ·w + μ")
     # Muon's X has more columns than rows; of a joined matrix each part has its own
@@ -57,6 +66,20 @@ def update_formula(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p
     if not name or len(tall) > 1 or group.get("maximize") or group.get("amsgrad"):
         return ""
     return f"{formula.replace('X₅', 'X₅ᵀ') if True in tall else formula} ({name})"
+
+
+def state_formula(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], key: str) -> str:
+    """How an optimizer computes what it remembers of a parameter; nothing for its rarer variants."""
+    name = _known(optimizer)
+    formula = STATE_FORMULAS.get(name, {}).get(key, "")
+    if name in ("Adam", "SGD") and group.get("weight_decay") and not group.get("decoupled_weight_decay"):
+        formula = re.sub("g(?=²?$)", "(g + λ·w)", formula)
+    return "" if group.get("maximize") or group.get("dampening") else formula
+
+
+def _known(optimizer: torch.optim.Optimizer) -> str:
+    """What an optimizer is called, or the first that it is made from, of those with formulas."""
+    return next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in FORMULAS), "")
 
 
 def numbers_of(optimizer: torch.optim.Optimizer, shapes: Iterable[Sequence[int]] = ()) -> dict[float, Plan]:

@@ -31,7 +31,7 @@ from ..device import random_state
 from .backward_rules import accumulated, adam, cells, first_moment, placed, second_moment
 from .graph import Node, Plan
 from .half_precision import HALF
-from .optimizer_settings import adam_settings, numbers_of, update_formula, with_settings
+from .optimizer_settings import adam_settings, numbers_of, state_formula, update_formula, with_settings
 from .plan_functions import FUNCTIONS
 from .rules import row_major, step
 from .tape import Tape, dtype_of, mapped, memory_of, off, tensors
@@ -175,6 +175,8 @@ class StepTape(Tape):
                 name = f"{self.parameters[p]}.{key}"
                 # the number of the step is another for every parameter, always the same: found by name, but not listed
                 self.name(value, NEW + name, named=key != "step")
+                if (n := self.nodes[self.node_of(value)]).name == NEW + name:
+                    n.formula = n.formula or state_formula(optimizer, groups[p], key)
                 # in a first step that is what the optimizer began with, such as zeros
                 self.names.setdefault(OLD + name, self._begun[memory_of(value)])
 
