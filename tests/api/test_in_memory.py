@@ -63,12 +63,17 @@ def test_every_form_of_a_table_is_its_file(tmp_path):
 def test_the_verbs_on_a_run_of_a_table(tmp_path, monkeypatch, capsys):
     frame = pandas.DataFrame(COLUMNS)
     run = pencil.train("reader", frame, out="run", **NAMED, **{**SMALL, "quiet": False})
-    assert "text from column said, label from mood (2 classes)" in capsys.readouterr().err
+    assert "text from column said, label from mood (2 classes)" in (said := capsys.readouterr().err)
+    assert f"model.context {run.load().model.config.context}, from the data" in said
     others = pandas.DataFrame({"said": ["so dull", "not bad at all", "x"], "mood": ["bad", "good", "bad"]})
     metrics = run.evaluate(others, quiet=True)  # the columns are those of the training
     answers = run.predict(others)
     assert metrics["accuracy"] == np.mean([a.label == m for a, m in zip(answers, others["mood"], strict=True)])
     assert metrics["accuracy.examples"] == 3
+    run.evaluate({"said": ["so", "dull " * 97], "mood": ["bad", "bad"]})
+    assert "2 texts (1 of them longer than the context of" in capsys.readouterr().err
+    assert "pencil.resume(" in (card := (run.path / "README.md").read_text())
+    assert "pencil resume" not in card
     assert len(in_memory._registered) == 1  # others were forgotten
     assert pencil.evaluate(run.load(), quiet=True) == pencil.evaluate("run", frame, quiet=True)  # its held-out part
     file = run.predict(others, out="p.csv")
@@ -90,6 +95,7 @@ def test_the_verbs_on_a_run_of_a_table(tmp_path, monkeypatch, capsys):
 
 def test_a_run_that_keeps_its_data_goes_on_anywhere(monkeypatch):
     run = pencil.train("reader", pandas.DataFrame(COLUMNS), out="run", keep_data=True, **NAMED, **SMALL)
+    assert "pencil resume" in (run.path / "README.md").read_text()
     monkeypatch.setattr(in_memory, "_registered", {})
     call("resume", "run", "--train.steps", "5")
     assert run.resume(quiet=True).step == 5

@@ -217,6 +217,8 @@ def refusals(run, vit, dit, seq2seq, masked, pictures):
         (torch.nn.Linear(2, 3), ("line",), {}, "Linear is neither a run nor a model of a family"),
         (seq2seq, ("abc",), {"length_penalty": 1.0}, "give --beams too"),
         (seq2seq, ("a" * 99,), {}, "the source context is"),
+        (run, (["line", None],), {}, "inputs[1]: the input of this model is a str, not None"),
+        (masked, (["a [mask]", "a " * 500],), {}, "inputs[1]: the text “a a a"),
         (masked, ("the pencil",), {}, "write [mask] where one is to be predicted"),
         (dit, (), {}, "is conditioned on labels: give one, or a list"),
         (dit, ("eleven",), {}, "was not trained on a label eleven"),

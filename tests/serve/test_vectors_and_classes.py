@@ -6,6 +6,7 @@ import json
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import jsonschema_rs
 import numpy as np
 import openai
 import pytest
@@ -52,6 +53,9 @@ def test_vectors_and_classes_of_texts():
         assert got.usage.prompt_tokens == 11 + 5
         status, answer = post(served, "/v1/classify", input=texts)
         assert status == 200
+        paths = json.loads(ask(served, "GET", "/openapi.json")[2])["paths"]
+        (described,) = paths["/v1/classify"]["post"]["responses"]["200"]["content"].values()
+        jsonschema_rs.validate(described["schema"], answer)
         for one, text in zip(answer["data"], texts, strict=True):
             theirs = pencil.predict(model, text, tokenizer=loaded.tokenizer, classes=NAMES)
             assert (one["label"], one["probability"]) == (theirs.label, pytest.approx(theirs.probability))
@@ -61,6 +65,7 @@ def test_vectors_and_classes_of_texts():
         for path in ("/v1/embeddings", "/v1/classify"):
             status, answer = post(served, path, input=["a", "b" * 31])
             assert status == 400
+            assert answer["error"]["message"].startswith("input[1]: ")
             assert "32 tokens and the context is 31" in answer["error"]["message"]
         with pytest.raises(openai.BadRequestError, match="does not continue texts"):
             client(served).completions.create(model="other", prompt="a")

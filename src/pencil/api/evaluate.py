@@ -81,7 +81,7 @@ def evaluate_run(
     if other and data is not None:
         for line in getattr(task.data, "notes", ()):
             notify(line)
-        notify(f"Evaluating on {name_of(data)}: {amount(task)}.")
+        notify(f"Evaluating on {name_of(data)}: {amount(task)}{getattr(task, 'cut_note', '')}.")
         if config.class_weights == "balanced" or config.balanced_batches:
             notify(
                 f"val_loss weighs the classes of {name_of(data)} alike: their balance follows from the training data."

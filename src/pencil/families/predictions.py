@@ -189,8 +189,13 @@ def grouped(results: list[Any], count: int | None) -> list[Any]:
 
 def check_texts(inputs: Sequence[Any], what: str) -> list[str]:
     """The inputs, which are all texts."""
-    for one in inputs:
+    for i, one in enumerate(inputs):
         if not isinstance(one, str):
             kind = "a picture" if is_picture(one) or isinstance(one, Path) else type(one).__name__
-            raise UserError(f"{what} is a str, not {'None' if one is None else kind}")
+            raise UserError(f"{place_in(inputs, i)}{what} is a str, not {'None' if one is None else kind}")
     return list(inputs)
+
+
+def place_in(inputs: Sequence[Any], index: int) -> str:
+    """Which of several inputs an error is of, before its sentence; nothing where there is only one."""
+    return f"inputs[{index}]: " if len(inputs) > 1 else ""

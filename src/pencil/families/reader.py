@@ -49,7 +49,17 @@ from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
 from .explore_profile import ExploreProfile, Given, Prompt, TargetInput, example_texts, named, text_of
 from .family import Family
 from .options import INPUT, REPEATABLE, Output, Target, TextOutput, Texts, TextTraceInput, TokenizerOptions
-from .predictions import BATCH, TOP_CLASSES, Prediction, check_texts, class_lines, class_row, classify, target_class
+from .predictions import (
+    BATCH,
+    TOP_CLASSES,
+    Prediction,
+    check_texts,
+    class_lines,
+    class_row,
+    classify,
+    place_in,
+    target_class,
+)
 from .runtime_examples import BEST, encoded, sessions, tokenizer_of
 
 Pool = Literal["mean", "class"]
@@ -327,7 +337,12 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
     if model.config.output not in ("words", "label"):
         raise UserError(_no_head(run.path))
     texts, labelled = check_texts(inputs, "the input of this model"), model.config.classes is not None
-    rows = [token_ids(model, tokenizer, text) for text in texts]
+    rows = []
+    for i, text in enumerate(texts):
+        try:
+            rows.append(token_ids(model, tokenizer, text))
+        except UserError as error:
+            raise UserError(f"{place_in(texts, i)}{error}") from None
     for text, ids in zip(texts, rows, strict=True):
         if not labelled and mask_token(tokenizer) not in ids:
             raise UserError(

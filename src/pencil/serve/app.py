@@ -279,10 +279,14 @@ class Api:
         found = []
         try:
             async with asyncio.timeout(self._seconds):
-                for one in inputs:
+                for i, one in enumerate(inputs):
                     if await request.is_disconnected():
                         raise ClientDisconnect
-                    found.append(await served.worker.call(lambda one=one: compute(one)))
+                    try:
+                        found.append(await served.worker.call(lambda one=one: compute(one)))
+                    except RequestError as error:
+                        error.args = (f"input[{i}]: {error}",) if len(inputs) > 1 else error.args
+                        raise
         except TimeoutError:
             raise RequestError(TOO_LONG, 504) from None
         return found

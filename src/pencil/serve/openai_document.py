@@ -25,6 +25,15 @@ ERROR = {
 }
 
 
+NUMBER = {"type": "number", "minimum": 0, "maximum": 1}
+LIKELY = {"type": "object", "required": ["label", "probability"], "properties": {"label": TEXT, "probability": NUMBER}}
+CLASSES = {**LIKELY, "required": ["index", "label", "probability", "classes"], "properties": {
+    **LIKELY["properties"], "index": {"type": "integer"}, "classes": {"type": "array", "items": LIKELY}}}  # fmt: skip
+VECTOR = {"type": "object", "required": ["index", "embedding"], "properties": {
+    "index": {"type": "integer"},
+    "embedding": {"oneOf": [{"type": "array", "items": {"type": "number"}}, TEXT]}}}  # fmt: skip
+
+
 def document(models: Sequence[str], version: str) -> dict[str, Any]:
     """The document of a server of these models."""
     common = {"stop": STOP, "logit_bias": BIAS, "stream_options": USAGE}
@@ -35,8 +44,10 @@ def document(models: Sequence[str], version: str) -> dict[str, Any]:
                         "maxItems": MOST_PROMPTS}]}  # fmt: skip
     form = {"encoding_format": {"type": "string", "enum": ["float", "base64"]}}
     paths = {
-        "/v1/embeddings": {"post": _asked("The vectors of texts.", _body(models, "input", texts, {}, form))},
-        "/v1/classify": {"post": _asked("The classes of texts or pictures.", _body(models, "input", texts, {}, {}))},
+        "/v1/embeddings": {"post": _asked("The vectors of texts.", _body(models, "input", texts, {}, form), VECTOR)},
+        "/v1/classify": {
+            "post": _asked("The classes of texts or pictures.", _body(models, "input", texts, {}, {}), CLASSES)
+        },
         "/v1/completions": {"post": _asked("Continue a text.", completion)},
         "/v1/chat/completions": {"post": _asked("Answer messages, by the run's own template.", chat)},
         "/v1/models": {"get": _given("The runs that are served.")},
@@ -52,7 +63,8 @@ def document(models: Sequence[str], version: str) -> dict[str, Any]:
 def _body(models: Sequence[str], name: str, schema: Any, fields: Mapping[str, Field], more: Any) -> dict[str, Any]:
     properties = {"model": {"type": "string", "enum": list(models)}, name: schema, **more}
     properties |= {name: one.schema for name, one in fields.items()}
-    return {"type": "object", "required": ["model", name], "properties": properties}
+    required = [name] if len(models) == 1 else ["model", name]  # the only run needs no name
+    return {"type": "object", "required": required, "properties": properties}
 
 
 def _responses(content: str, *statuses: int) -> dict[str, Any]:
@@ -61,9 +73,15 @@ def _responses(content: str, *statuses: int) -> dict[str, Any]:
     return {"200": {"description": "The answer.", "content": {content: {}}}} | refused
 
 
-def _asked(about: str, schema: Any) -> dict[str, Any]:
+def _asked(about: str, schema: Any, each: Any = None) -> dict[str, Any]:
+    """An address that takes a body; `each` is the answer of one input, where that is a list and is not streamed."""
     responses = _responses("application/json", 400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
-    responses["200"]["content"]["text/event-stream"] = {}
+    if each is None:
+        responses["200"]["content"]["text/event-stream"] = {}
+    else:
+        properties = {"model": TEXT, "data": {"type": "array", "items": each}}
+        answer = {"type": "object", "required": ["model", "data"], "properties": properties}
+        responses["200"]["content"]["application/json"] = {"schema": answer}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {"summary": about, "requestBody": body, "responses": responses}
 

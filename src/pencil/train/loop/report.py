@@ -15,9 +15,10 @@ from rich.status import Status
 
 from ...config import UserError, install
 from ...console import Console, visible
+from ...data.in_memory import is_token
 from ...files import write_aside
 from ...progress import duration, watched
-from ...runs.files import Fault
+from ...runs.files import DATA_COPY, Fault
 from ..tasks.metrics import class_rows, describe_accuracy, is_detail
 
 # where there is no terminal to draw a bar in, progress is reported as lines
@@ -236,6 +237,21 @@ model = pencil.fit({facts["task"]}(), "{path}", resume=True).load()
 ```
 """
     quoted = shlex.quote(path)
+    if is_token(str(facts.get("data_path", ""))) and not (run / DATA_COPY).is_file():
+        return f"""The data was in the memory of a program, and the run has no copy of it (`keep_data=True`
+keeps one): it is given again.
+
+```
+pencil sample {quoted}{usage and " "}{usage}
+```
+
+```python
+import pencil
+pencil.evaluate("{path}", data)
+pencil.resume("{path}", data)
+model, tokenizer, run = pencil.load("{path}")
+```
+"""
     return f"""```
 pencil sample {quoted}{usage and " "}{usage}
 pencil eval {quoted}

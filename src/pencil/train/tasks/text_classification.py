@@ -54,10 +54,12 @@ class TextClassification(FamilyTask):
         if "context" not in request.preset_values:
             longest = max(len(tokenizer.encode(text)) for text, _ in data.all_pairs()) + 1
             from_data["context"] = min(MAX_DEFAULT_CONTEXT, round_up(longest))
-        config = request.configure(**from_data)
+        config, chosen = request.configure(**from_data), []
+        if config.context == from_data.get("context") and "context" not in request.model:
+            chosen = [f"model.context {config.context}, from the data: predicting refuses a text with more tokens"]
         task = cls(request.family, data, config, train, tokenizer)
         facts = {"tokenizer": tokenizer.kind, "classes": data.classes}
-        reading, notes = DataConfig(**data.reading), [*([data.note] if data.note else []), *data.unevaluated]
+        reading, notes = DataConfig(**data.reading), [*([data.note] if data.note else []), *chosen, *data.unevaluated]
         return Prepared(task, data.name, data.hash, config, train, tokenizer, facts, reading, notes)
 
     @classmethod
@@ -90,11 +92,15 @@ class TextClassification(FamilyTask):
 
     def about(self) -> str:
         train, test = len(self.rows), len(self.data.test)
+        return f"texts of {self.data.name}, {train:,} to train on, {test:,} held out{self.cut_note}"
+
+    @property
+    def cut_note(self) -> str:
+        """How many texts are longer than the context; nothing where none is."""
         extra = len(self.encoded(""))  # special tokens
         whole = (len(self.tokenizer.encode(text)) + extra for text, _ in self.data.all_pairs())
         cut = sum(length > self.config.context for length in whole)
-        note = f" ({cut:,} of them longer than the context of {self.config.context} and cut)" if cut else ""
-        return f"texts of {self.data.name}, {train:,} to train on, {test:,} held out{note}"
+        return f" ({cut:,} of them longer than the context of {self.config.context} and cut)" if cut else ""
 
     @property
     def amount(self) -> Amount:
