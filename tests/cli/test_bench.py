@@ -293,7 +293,7 @@ def test_a_page_of_ones_own(type_in, fails, tmp_path):
     [
         ("decod", "decod is not a job; did you mean decode?"),
         ("decode --device cuda:99", "device cuda:99 is not available on this machine; try auto or cpu"),
-        ("--batch 3", "--batch is for one job: name train or decode or vit or dit or sample before it"),
+        ("--batch 3", "--batch is for one job: name train or decode or vit or dit or sample or serve before it"),
         ("attention --batch 3", "attention takes no --batch: it is for train or decode or vit or dit or sample"),
         ("vit --tokens 3", "vit takes no --tokens: it is for decode"),
         ("decode --tokens 121 --quick", "--tokens 121 after a prompt of 8 do not fit the context of 128; at most 120"),

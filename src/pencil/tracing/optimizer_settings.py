@@ -6,13 +6,14 @@ for it, which its formulas read.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from .graph import Plan
 from .plan_functions import FUNCTIONS
 from .rules import P, fn, sqrt, step
+
+if TYPE_CHECKING:  # a workbook of a trace file is written without it
+    import torch
 
 SETTINGS = {
     "η": "learning rate",
@@ -51,7 +52,7 @@ def adam_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **{key: step(symbol, options[key]) for key, symbol in symbols.items() if options[key]}}
 
 
-def update_formula(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: torch.Tensor) -> str:
+def update_formula(optimizer: "torch.optim.Optimizer", group: Mapping[str, Any], p: "torch.Tensor") -> str:
     """How an optimizer computes a new weight of a group, and what it is called; nothing for its rarer variants."""
     name = _known(optimizer)
     if name == "SGD" and group["momentum"]:
@@ -68,7 +69,7 @@ def update_formula(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p
     return f"{formula.replace('X₅', 'X₅ᵀ') if True in tall else formula} ({name})"
 
 
-def state_formula(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], key: str) -> str:
+def state_formula(optimizer: "torch.optim.Optimizer", group: Mapping[str, Any], key: str) -> str:
     """How an optimizer computes what it remembers of a parameter; nothing for its rarer variants."""
     name = _known(optimizer)
     formula = STATE_FORMULAS.get(name, {}).get(key, "")
@@ -77,12 +78,12 @@ def state_formula(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], ke
     return "" if group.get("maximize") or group.get("dampening") else formula
 
 
-def _known(optimizer: torch.optim.Optimizer) -> str:
+def _known(optimizer: "torch.optim.Optimizer") -> str:
     """What an optimizer is called, or the first that it is made from, of those with formulas."""
     return next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in FORMULAS), "")
 
 
-def numbers_of(optimizer: torch.optim.Optimizer, shapes: Iterable[Sequence[int]] = ()) -> dict[float, Plan]:
+def numbers_of(optimizer: "torch.optim.Optimizer", shapes: Iterable[Sequence[int]] = ()) -> dict[float, Plan]:
     """The numbers that an optimizer computes with, each as it is made of settings: −η, 1 − η·λ, 1 − β₁.
 
     Muon's also depend on the shapes of its matrices. Where one number could be two of them, such as λ and μ that are
