@@ -127,12 +127,13 @@ def test_held_out_pictures_come_in_order_and_none_is_an_error(monkeypatch):
     task = prepare_images("vit", "digits")
     monkeypatch.setattr("pencil.train.tasks.image_task.EVAL_BATCH", 100)
     parts = list(task.held_out(task.data.test, None))
-    assert [len(pictures) for pictures, _ in parts] == [100, 100, 100, 59]
-    assert [label for _, labels in parts for label in labels] == list(task.data.test.targets)
-    ((pictures, labels),) = task.held_out(task.data.test, 2)
+    assert [len(pictures) for pictures, _, _ in parts] == [100, 100, 100, 59]
+    assert [label for _, labels, _ in parts for label in labels] == list(task.data.test.targets)
+    ((pictures, labels, which),) = task.held_out(task.data.test, 2)
     chosen = np.linspace(0, 358, 10).astype(int)
     assert np.array_equal(pictures, task.data.test.pictures[chosen])
     assert labels == [task.data.test.targets[i] for i in chosen]
+    assert list(which) == list(chosen)
     monkeypatch.setattr(
         type(task.data.test), "take", lambda self, which, transform, rng=None: (np.zeros((0, 1, 8, 8)), [])
     )
