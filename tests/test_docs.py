@@ -182,10 +182,10 @@ def mnist(folder: Path, rng: np.random.Generator) -> None:
 def not_served(monkeypatch):
     """`pencil explore` opens its models and prints an address, and does not serve until it is interrupted."""
     monkeypatch.setattr("pencil.explore.server.serve", lambda *given: given[-1]("http://127.0.0.1:8000/"))
-    monkeypatch.setattr("pencil.cli.explore._end", lambda: None)  # which would end the tests
+    monkeypatch.setattr("pencil.cli.explore.end_at_once", lambda: None)  # which would end the tests
     # and `pencil serve` at a free port
     monkeypatch.setattr("pencil.serve.app.Server.run", lambda *given, **named: None)
-    monkeypatch.setattr("pencil.cli.serve._end", lambda: None)
+    monkeypatch.setattr("pencil.cli.serve.end_at_once", lambda: None)
     listen = importlib.import_module("pencil.web_server").listen
     monkeypatch.setattr("pencil.web_server.listen", lambda address, port: listen("127.0.0.1", 0))
     monkeypatch.setattr("webbrowser.open", lambda address: True)

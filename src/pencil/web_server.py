@@ -1,9 +1,12 @@
-"""What the servers share: a connection that does not wait for ever for headers, and the socket they listen on."""
+"""What the servers share: a connection that does not wait for ever for headers, the socket, and the quiet uvicorn."""
 
 import asyncio
+import logging
 import socket
+from typing import Any
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .config import UserError
@@ -76,3 +79,23 @@ def listen(address: str, port: int) -> socket.socket:
         listening.close()
         raise UserError(f"port {port} cannot be used ({error.strerror}); choose another --port, or none") from None
     return listening
+
+
+def quiet(app: Any, protocol: type[DeadlineProtocol], debug: bool, **settings: Any) -> uvicorn.Config:
+    """uvicorn with nothing that is not needed: no logs of requests, no headers of proxies, no websockets.
+
+    What fails is a sentence in the answer; uvicorn's own lines would only be noise in the terminal.
+    """
+    logging.getLogger("uvicorn.error").setLevel(logging.INFO if debug else logging.CRITICAL)
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        **settings,
+    )

@@ -36,7 +36,7 @@ def opened(monkeypatch, tmp_path):
         found["browser"].append((address, path, path.read_text(), path.stat().st_mode & 0o777))
 
     monkeypatch.setattr(server, "serve", serve)
-    monkeypatch.setattr(verb, "_end", lambda: None)  # which would end the tests
+    monkeypatch.setattr(verb, "end_at_once", lambda: None)  # which would end the tests
     monkeypatch.setattr(verb.webbrowser, "open", browse)
     monkeypatch.setenv("PENCIL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("DISPLAY", ":7")

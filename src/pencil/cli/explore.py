@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from ..config import UserError
-from ..console import note
+from ..console import end_at_once, note
 from ..files import user_folder, write_private
 from .names import check_run
 
@@ -62,15 +62,8 @@ def explore(
         listening.close()
         with suppress(OSError):
             page.unlink(missing_ok=True)
-    _end()
+    end_at_once()
     return 0
-
-
-def _end() -> None:
-    """End at once: taking torch apart takes Python seconds, and nothing is left to write."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _opened(runs: tuple[str, ...]) -> "list[Session]":

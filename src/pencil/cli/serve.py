@@ -1,7 +1,6 @@
 """serve."""
 
 import gc
-import os
 import signal
 import sys
 from importlib.util import find_spec
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from ..config import UserError
-from ..console import note
+from ..console import end_at_once, note
 from ..files import read_text
 from .doctor import install
 from .names import check_run
@@ -113,15 +112,8 @@ def serve(
         raise UserError("the server could not start; --debug shows why") from None
     finally:
         listening.close()
-    _end()
+    end_at_once()
     return 0
-
-
-def _end() -> None:
-    """End at once: taking torch apart takes Python seconds, and nothing is left to write."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _token(path: Path | None) -> str | None:

@@ -15,7 +15,6 @@ file. All state is in the address, so that a link reproduces what is on screen.
 
 import asyncio
 import json
-import logging
 import socket
 import sys
 import traceback
@@ -39,7 +38,7 @@ from ..config import UserError
 from ..console import visible
 from ..learn.walks import Source
 from ..tracing.trace_base import LISTED
-from ..web_server import DeadlineProtocol, listen
+from ..web_server import DeadlineProtocol, listen, quiet
 from .answers import Listener
 from .attention_views import attention, light
 from .cells import compare, compare_edit, contributions, receipt, tensor_slice
@@ -563,22 +562,9 @@ class Server(uvicorn.Server):
 
 
 def server_for(explorer: Explorer, port: int, debug: bool = False) -> uvicorn.Server:
-    """uvicorn with nothing that is not needed: no logs of requests, no headers of proxies, no websockets."""
-    # what fails is a sentence in the page; uvicorn's own lines would only be noise in the terminal
-    logging.getLogger("uvicorn.error").setLevel(logging.INFO if debug else logging.CRITICAL)
-    config = uvicorn.Config(
-        application(explorer, port),
-        http=Protocol,
-        ws="none",
-        loop="asyncio",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=LAST_SECONDS,
-    )
-    return Server(config, explorer)
+    """The server of a page at this port."""
+    app = application(explorer, port)
+    return Server(quiet(app, Protocol, debug, timeout_graceful_shutdown=LAST_SECONDS), explorer)
 
 
 def serve(

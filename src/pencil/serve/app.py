@@ -8,7 +8,6 @@ prompts are written nowhere.
 
 import asyncio
 import hmac
-import logging
 import sys
 import time
 import traceback
@@ -36,7 +35,7 @@ from ..families.explore_profile import Prompt
 from ..families.family import family
 from ..families.predictions import input_transform
 from ..runs.run import Loaded
-from ..web_server import DeadlineProtocol
+from ..web_server import DeadlineProtocol, quiet
 from .chat import Templates
 from .engine import Continuation, Piece
 from .errors import TOO_LONG, RequestError
@@ -517,19 +516,7 @@ class Server(uvicorn.Server):
 
 def server_for(api: Api, port: int, token: str | None = None, lan: bool = False, drain: float = 30.0,
                debug: bool = False) -> Server:  # fmt: skip
-    """uvicorn with nothing that is not needed: no logs of requests, no headers of proxies, no websockets."""
-    logging.getLogger("uvicorn.error").setLevel(logging.INFO if debug else logging.CRITICAL)
-    config = uvicorn.Config(
-        application(api, port, token, lan),
-        http=Protocol,
-        ws="none",
-        loop="asyncio",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=int(drain),
-    )
+    """The server of an Api at this port; `drain` is the seconds that what is under way has when it ends."""
+    app = application(api, port, token, lan)
+    config = quiet(app, Protocol, debug, limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=int(drain))
     return Server(config, api)
