@@ -11,7 +11,7 @@ import { mapOf, namesOf, tensorsOf } from "./outline";
 import { parsed } from "./server";
 import { Problem, WORDS, type Feature, type Shown, type Source } from "./source";
 import type {
-  Answer, Attention, Contributions, How, Light, Model, Outline, Receipt, Slice, State, Tensor,
+  Answer, Attention, Contributions, How, Light, Model, Outline, Picture, PictureOf, Receipt, Slice, State, Tensor,
 } from "./types";
 
 /** What a file may hold besides its trace; the keys of `light` and `contributions` are made by the two functions below. */
@@ -21,6 +21,8 @@ export type Views = {
   outline?: Pick<Outline, "map"> & Partial<Outline>;
   attention?: Attention;
   light?: Record<string, Light>;
+  picture?: Picture;
+  picture_of?: Record<string, PictureOf>; // by cell
   contributions?: Record<string, Contributions>;
   python?: string;
   view?: string; // the one it begins with
@@ -148,6 +150,14 @@ export class FileSource implements Source {
 
   async light(_: string, layer: number | null, head: number | null, how: How): Promise<Light> {
     return this.views.light?.[lightKey(layer, head, how)] ?? this.missing("light");
+  }
+
+  async picture(): Promise<Picture> {
+    return this.views.picture ?? this.missing("picture", "the picture of the model");
+  }
+
+  async pictureOf(_: string, cell: string): Promise<PictureOf> {
+    return this.views.picture_of?.[cell] ?? this.missing("picture");
   }
 
   async contributions(_: string, cell: string, against?: string | null, part?: string | null): Promise<Contributions> {

@@ -2,7 +2,7 @@
 
 import { Problem, type Event, type Feature, type Shown, type Source, type Watch } from "./source";
 import type {
-  Answer, Attention, Changed, Contributions, Difference, How, Learning, Light, Model, Outline, Receipt, Slice, State,
+  Answer, Attention, Changed, Contributions, Difference, How, Learning, Light, Model, Outline, Picture, PictureOf, Receipt, Slice, State,
 } from "./types";
 
 const SECRET = "pencil.secret";
@@ -130,6 +130,14 @@ export class ServerSource implements Source {
 
   light(trace: string, layer: number | null, head: number | null, how: How): Promise<Light> {
     return this.get(`trace/${trace}/light`, { layer, head, how });
+  }
+
+  picture(trace: string): Promise<Picture> {
+    return this.get(`trace/${trace}/picture`);
+  }
+
+  pictureOf(trace: string, cell: string): Promise<PictureOf> {
+    return this.get(`trace/${trace}/picture/of`, { cell });
   }
 
   contributions(trace: string, cell: string, against?: string | null, part?: string | null): Promise<Contributions> {

@@ -1,7 +1,7 @@
 // Where the data comes from: the server of `pencil explore`, or a file that holds it.
 
 import type {
-  Answer, Attention, Changed, Contributions, Difference, Frame, How, Learning, Light, Model, Outline, OutToken, Receipt, Slice, State, Taken,
+  Answer, Attention, Changed, Contributions, Difference, Frame, How, Learning, Light, Model, Outline, OutToken, Picture, PictureOf, Receipt, Slice, State, Taken,
 } from "./types";
 
 /** Something the person can read and mend, in one sentence. */
@@ -30,7 +30,7 @@ export type Watch = { signal?: AbortSignal; onEvent?: (event: Event) => void };
 export type Shown = { cell: string; more: Record<string, string>; open: string[] };
 
 export type Feature =
-  | "input" | "answer" | "record" | "attention" | "light" | "contributions" | "compare" | "edit" | "tours" | "katas" | "export" | "scores" | "learning";
+  | "input" | "answer" | "record" | "picture" | "attention" | "light" | "contributions" | "compare" | "edit" | "tours" | "katas" | "export" | "scores" | "learning";
 
 /** One method a view. Every one may reject with a `Problem`. */
 export interface Source {
@@ -60,6 +60,9 @@ export interface Source {
   /** Every head; with `scores` also what `pencil heads` measures, which takes a while. */
   attention(trace: string, scores?: boolean): Promise<Attention>;
   light(trace: string, layer: number | null, head: number | null, how: How): Promise<Light>;
+  /** The model as lines and what hangs from them; and what each of it meant for one number of the output. */
+  picture(trace: string): Promise<Picture>;
+  pictureOf(trace: string, cell: string): Promise<PictureOf>;
   contributions(trace: string, cell: string, against?: string | null, part?: string | null): Promise<Contributions>;
   /** A training step, of which the trace is. */
   learning(trace: string): Promise<Learning>;
@@ -82,6 +85,7 @@ export const WORDS: Record<Feature, string> = {
   input: "another input",
   answer: "the answer",
   record: "the trace",
+  picture: "the picture of this number",
   attention: "the attention of every head",
   light: "the attention of this block and head",
   contributions: "the contributions to this number",

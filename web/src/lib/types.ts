@@ -241,6 +241,91 @@ export type Difference = {
   notes: string[];
 };
 
+// ---- the picture of the model: one line per token, what hangs from the lines, and what it all meant for one number.
+// Everything counts from 0 here, and from 1 on the screen.
+
+export type LaneKind = "token" | "patch" | "class" | "special" | "condition";
+
+/** One line of a stack: a token, a patch, the class token, a delimiter, or what a diffusion model is told. */
+export type Lane = {
+  label: string;
+  kind: LaneKind;
+  at?: number[]; // of a patch: its row and column, after its frame where there are frames
+  written: boolean; // by the model itself, not given
+};
+
+/** Lines that attend to one another: one stack in most models, two with an encoder, "condition" for what sets the norms. */
+export type Stack = {
+  id: string;
+  title: string;
+  lanes: Lane[];
+  grid?: number[]; // how many patches there are: down and across, after the frames where there are frames
+  stream: string; // name of the residual stream before its first block, [batch, lane, width]; empty: it has none
+};
+
+/** What hangs from the lines of a stack, in the order of computing. */
+export type PictureColumn = {
+  path: string; // of the module: blocks.0.attn
+  kind: "attn" | "cross" | "mlp";
+  stack: string; // whose stream it adds to
+  keys: string; // the stack that it reads: another one for cross-attention
+  block: number;
+  heads: number; // 1 for an MLP
+  pattern: string; // name of its attention pattern, [batch, head, query, key]; empty for an MLP
+  stream: string; // name of the residual stream after it
+  normed: "before" | "after"; // pre-norm reads a normed copy of the stream; post-norm norms the stream itself
+  thumb: [number, number]; // rows and columns of a thumbnail
+  thumbs: string; // base64 of bytes, heads × rows × columns, 255 for a weight of 1
+  condition?: string; // the stack that sets its norm (adaLN)
+};
+
+/** What the model is drawn from; `graph` in place of the rest where its blocks declare no residual stream. */
+export type Picture = {
+  stacks: Stack[];
+  columns: PictureColumn[];
+  graph?: { nodes: { path: string; title: string; operations: number }[]; edges: [number, number][] };
+};
+
+/** What one column did for the chosen number. */
+export type ColumnOf = {
+  rows: string; // base64 of float32, heads × keys: where the chosen line looks; empty for an MLP and for other stacks
+  added: string; // base64 of float32, one for each head: what it added to the number
+  ids: string[]; // of the same parts in `Contributions`, one for each head; "" where it added nothing
+};
+
+export type PicturePart = { id: string; label: string; value: number; cell: string | null };
+
+/** What one input did for the chosen number by way of all paths. */
+export type PictureInput = { id: string; label: string; stack: string; lane: number; value: number; cell: string | null };
+
+export type Lens = {
+  after: number; // so many blocks: 0 is before the first
+  value: number; // the chosen number, had the model stopped there
+  cell: string; // it opens as any other number
+  probability?: number; // these four where the number is a logit
+  rank?: number; // 0 is the likeliest
+  top?: { id: number; label: string; probability: number; cell: string }[];
+  picture?: string; // of a diffusion model: the clean picture that it would predict there
+};
+
+/** The picture for one number: Σ added + Σ rest = value, and Σ inputs + Σ noInput = value, each within `allowed`. */
+export type PictureOf = {
+  cell: string;
+  label: string;
+  value: number;
+  allowed: number;
+  held: string[];
+  stack: string; // whose lines it is read from
+  query: number[]; // the line that is read; all lines of which a mean is read
+  columns: ColumnOf[]; // as in `Picture`
+  rest: PicturePart[]; // embeddings, positions, biases: what no column added
+  inputs: PictureInput[];
+  noInput: PicturePart[]; // what belongs to no input: biases, positions, special tokens
+  pixels?: { shape: number[]; values: string }; // base64 of float32: the parts of the patches among `inputs`, by pixel
+  lens: Lens[];
+  unlensed?: string; // why there is no lens
+};
+
 /** The loss before a training step that was taken, and how likely each target was. */
 export type Taken = { loss: number; probabilities: number[] };
 
