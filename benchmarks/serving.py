@@ -5,8 +5,9 @@
 
 RUN is a run of a gpt; without one, a model with random weights is made, whose tokens are nearly random too. Each of the
 prompts is first answered by the idle server, for one client; under load every text must be the same. One client is
-compared with `pencil sample`: the same prompts, continued in this process. On one H200, for 256 streams of a model of
-124 M parameters: --preset gpt2 --clients 256.
+compared with `pencil sample`: the same prompts, continued in this process, ten by the one and ten by the other in turn,
+so that whatever else the machine does concerns both. On one H200, for 256 streams of a model of 124 M parameters:
+--preset gpt2 --clients 256.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
 
 WARM = 3
+TURN = 10  # requests of one client between two measurements of `pencil sample`
 HEALTH_SECONDS = 0.02  # from one question about the server's health to the next
 
 
@@ -75,19 +77,28 @@ def under_load(run: Path, given: argparse.Namespace) -> bool:
     bodies = requests(given.prompts, tokens, context, min(loaded.tokenizer.vocab, 256))
     for body in bodies:
         body["logit_bias"] = {} if end is None else {str(end): -100}
-    began = 0.0
-    for i, body in enumerate(bodies[: WARM + 10]):
-        began = time.perf_counter() if i == WARM else began
-        for _ in Generation(loaded.model, [body["prompt"]], tokens, Sampling(0), vocab=loaded.tokenizer.vocab):
-            pass
-    sampled = tokens * len(bodies[WARM : WARM + 10]) / (time.perf_counter() - began)
-    print(f"pencil sample, in one process: {sampled:,.1f} tokens/s", flush=True)
+
+    def sample(some: list[dict]) -> float:
+        """The seconds that `pencil sample` takes for these prompts, without its start."""
+        began = time.perf_counter()
+        for body in some:
+            for _ in Generation(loaded.model, [body["prompt"]], tokens, Sampling(0), vocab=loaded.tokenizer.vocab):
+                pass
+        return time.perf_counter() - began
+
     options = ["--rows", str(given.clients), "--waiting", str(given.clients), "--device", given.device]
     with serving(run, *options) as (address, process):
+        sample(bodies[:WARM])
         asyncio.run(closed_loop(address, iter(bodies[:WARM]), 1, 600))
-        began = time.perf_counter()
-        idle = asyncio.run(closed_loop(address, iter(bodies), 1, 3600))
-        one = show("one client", idle, time.perf_counter() - began)
+        idle, sampled, asked = [], 0.0, 0.0
+        for some in (bodies[i : i + TURN] for i in range(0, len(bodies), TURN)):
+            sampled += sample(some)
+            began = time.perf_counter()
+            idle += asyncio.run(closed_loop(address, iter(some), 1, 3600))
+            asked += time.perf_counter() - began
+        sampled = tokens * len(bodies) / sampled
+        print(f"pencil sample, in one process: {sampled:,.1f} tokens/s", flush=True)
+        one = show("one client", idle, asked)
         texts = {id(reply.body): reply.text for reply in idle}
         before, began = memory(process.pid), time.perf_counter()
         replies = asyncio.run(closed_loop(address, cycle(bodies), given.clients, given.seconds))

@@ -195,7 +195,8 @@ class Engine:
         self.bytes = _check_memory(model, tiles * (rows + 1), prefixes * self.piece, device)
         schemes = [getattr(model, name, None) for name in ("positions", "image_positions")]
         biased = any(getattr(one, "biases_scores", False) for one in schemes)  # a bias is added to all keys at once
-        self.tiles = [Tile(model, rows, self.context, self.piece, biased) for _ in range(tiles)]
+        programs = {}
+        self.tiles = [Tile(model, rows, self.context, self.piece, biased, programs) for _ in range(tiles)]
         self.rules = [RowRules(rows, self.vocab, device) for _ in range(tiles)]
         self.rows: list[list[Continuation | None]] = [[None] * rows for _ in range(tiles)]
         self.prefixes = Prefixes(prefixes, self.tiles[0].kept(0, self.piece))

@@ -27,10 +27,9 @@ class Rules:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     @property
-    def adjusts(self) -> bool:
-        """Whether logits are changed before the choice."""
-        penalties = self.presence_penalty, self.frequency_penalty, self.sampling.repetition_penalty - 1
-        return any(penalties) or bool(self.logit_bias)
+    def penalizes(self) -> bool:
+        """Whether tokens are less likely, or more, for having been there."""
+        return any((self.presence_penalty, self.frequency_penalty, self.sampling.repetition_penalty - 1))
 
 
 class Choices(NamedTuple):
@@ -57,7 +56,8 @@ class RowRules:
         self.bias = torch.zeros(rows, vocab, device=device)
         self.counts = torch.zeros(rows, vocab, device=device)  # of generated tokens
         self.seen = torch.zeros(rows, vocab, dtype=torch.bool, device=device)  # in the prompt or generated
-        self.sampled, self.sorted, self.adjusted = set[int](), set[int](), set[int]()  # rows whose rules do so
+        # rows whose rules do so
+        self.sampled, self.sorted, self.biased, self.penalized = set[int](), set[int](), set[int](), set[int]()
 
     def set(self, row: int, rules: Rules, prompt: list[int]) -> None:
         """Give a row to a sequence."""
@@ -73,19 +73,21 @@ class RowRules:
             self.sampled.add(row)
             if how.top_k is not None or how.top_p is not None:
                 self.sorted.add(row)
-        if rules.adjusts:
-            self.adjusted.add(row)
+        if rules.penalizes:
+            self.penalized.add(row)
             self.seen[row, prompt] = True
-            for token, bias in rules.logit_bias.items():
-                self.bias[row, token] = bias
+        for token, bias in rules.logit_bias.items():
+            self.biased.add(row)
+            self.bias[row, token] = bias
 
     def forget(self, row: int) -> None:
         for rows in (self.sampled, self.sorted):
             rows.discard(row)
-        if row in self.adjusted:
-            self.adjusted.discard(row)
-            for tensor in (self.bias, self.counts, self.seen):
-                tensor[row] = 0
+        for rows, tensors in ((self.biased, (self.bias,)), (self.penalized, (self.counts, self.seen))):
+            if row in rows:
+                rows.discard(row)
+                for tensor in tensors:
+                    tensor[row] = 0
 
     def _rows(self, rows: Collection[int], first: int, last: int) -> Int[Tensor, "n"]:
         """Those of a set from `first` to before `last`, counted from `first`."""
@@ -96,15 +98,16 @@ class RowRules:
         """The next token of each row, or of one, by its own random number in [0, 1); greedy rows do without."""
         first, last = (0, len(self.bias)) if row is None else (row, row + 1)
         here = slice(first, last)
-        total = logits.double().logsumexp(-1)
-        raw = logits
-        if self.adjusted:
+        likely = logits.double().log_softmax(-1)
+        if self.biased:
+            logits = logits + self.bias[here]
+        if self.penalized:
             counts, repetition = self.counts[here], self.repetition[here]
-            logits = logits + self.bias[here] - self.frequency[here] * counts - self.presence[here] * (counts > 0)
+            logits = logits - self.frequency[here] * counts - self.presence[here] * (counts > 0)
             logits = penalize(logits, self.seen[here], repetition)  # pyright: ignore[reportArgumentType]
         (largest, second), (token, runner) = (one.unbind(-1) for one in _two_largest(logits))
         finite = largest.abs() < torch.inf
-        low, high = torch.zeros_like(total), torch.ones_like(total)
+        low, high = torch.zeros_like(likely[:, 0]), torch.ones_like(likely[:, 0])
         if self.sampled:
             drawn = uniforms[:, None]
             p = ((logits.double() - largest.double()[:, None]) / self.temperature[here]).softmax(-1)
@@ -124,9 +127,9 @@ class RowRules:
                 part = part * ((part.cumsum(-1) - part < self.top_p[here][rows]) & (part >= most))
                 part = torch.zeros_like(part).scatter(-1, ids, part)  # drawn in the order of ids, as all are
                 token[rows], low[rows], high[rows] = _draw(part, drawn[rows])
-        logprob = raw.gather(-1, token[:, None])[:, 0].double() - total
-        if self.adjusted:
-            rows = self._rows(self.adjusted, first, last)
+        logprob = likely.gather(-1, token[:, None])[:, 0]
+        if self.penalized:
+            rows = self._rows(self.penalized, first, last)
             self.counts[here][rows, token[rows]] += 1
             self.seen[here][rows, token[rows]] = True
         return Choices(torch.where(finite, token, NOT_FINITE), runner, logprob, low, high, (largest - second).double())

@@ -11,10 +11,12 @@ order. That, and that a row's place in the tile does not matter, is how torch's 
 `steady` measures it on this machine, with this model, before the server starts.
 
 What a step reads and writes stays on the device, so that several steps can follow one another before the host knows
-their tokens; on CUDA a step is a captured graph, one for each number of keys.
+their tokens. A step is recorded for each number of keys, and the first piece of a prompt for each length: on CUDA as a
+captured graph, on a CPU as a list of operations, which all tiles share.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from torch import Tensor
 from ..core.cache import Cache, Memory
 from ..core.masks import NOWHERE
 from ..core.span import Span
+from ..inference.cpu_replay import Program, Replayed
 from ..inference.cuda_graph import Captured
 from ..inference.decode_step import bucket_of, newest_logits, row_kernels
 
@@ -35,7 +38,15 @@ MOST_PLACES = 8  # of a tile in which a text is continued to measure whether its
 class Tile:
     """Rows of one model, and a cache of one row beside them in which a prompt is read before it takes its place."""
 
-    def __init__(self, model: Any, rows: int, length: int, piece: int, all_keys: bool = False):
+    def __init__(
+        self,
+        model: Any,
+        rows: int,
+        length: int,
+        piece: int,
+        all_keys: bool = False,
+        programs: dict[str, Program] | None = None,
+    ):
         self.model, self.rows, self.piece, self.all_keys = model, rows, piece, all_keys
         self.context = length
         self.before = int(getattr(model.config, "before", 0))  # tokens of a picture, before each text
@@ -47,8 +58,9 @@ class Tile:
         self.kernels = row_kernels(self.cache.store)
         self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=self.device)  # the newest of each row
         self.index = torch.full((rows, 1), NOWHERE, device=self.device)  # its position; NOWHERE in a row without one
-        self._steps: dict[int, Captured] = {}  # by the number of keys
-        self._prefills: dict[int, Captured] = {}  # of first pieces, by their padded length
+        self._programs = {} if programs is None else programs  # of steps and pieces on a CPU
+        self._steps: dict[int, Captured | Replayed] = {}  # by the number of keys
+        self._prefills: dict[int, Captured | Replayed] = {}  # of first pieces, by their padded length
 
     # ---- a prompt
 
@@ -86,12 +98,12 @@ class Tile:
         last = torch.tensor([count - 1], device=self.device)
         ids = torch.tensor([[*tokens, *[0] * pad]], device=self.device)
         filled, reader.even = reader.filled + before + count, False
-        if first:
-            logits = self._read(ids, index, last)
-        elif given or not ids.is_cuda:
+        if first or given:
             logits = self._read(ids, index, last, **(given or {}))
         else:
-            logits = self._prefills.setdefault(padded, Captured(self._read))(ids, index, last)
+            if padded not in self._prefills:
+                self._prefills[padded] = self._recorded(self._read)
+            logits = self._prefills[padded](ids, index, last)
         reader.filled = filled  # padding takes no slot, and a replay runs no Python
         return logits
 
@@ -152,10 +164,12 @@ class Tile:
         if self.cache.bucket != keys:
             self.cache.fix(keys, *self.kernels)
         self.cache.memory = self.memory
-        if not self.cache.store.is_cuda:
-            return newest_logits(self.model, self, self.cache)
-        # its inputs and its cache keep their addresses
-        return self._steps.setdefault(keys, Captured(lambda: newest_logits(self.model, self, self.cache)))()
+        if keys not in self._steps:  # its inputs and its cache keep their addresses
+            self._steps[keys] = self._recorded(partial(newest_logits, self.model, self, self.cache))
+        return self._steps[keys]()
+
+    def _recorded(self, function: Callable[..., Tensor]) -> Captured | Replayed:
+        return Captured(function) if self.cache.store.is_cuda else Replayed(function, self._programs)
 
     def span(self) -> Span:
         """Where the newest tokens are."""
