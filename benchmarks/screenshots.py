@@ -133,8 +133,8 @@ def ten_steps(page: Any) -> None:
 
 
 SHOTS = [
-    Shot("answer", address="view=answer&token=1&attention=head:2:2", act=point, height=1060),
-    Shot("why", address="view=why", act=down_to_a_pixel, height=1060),
+    Shot("answer", address="view=look&token=1&attention=head:2:2", act=point, height=1060),
+    Shot("why", address="view=look&open=why", act=down_to_a_pixel, height=1060),
     Shot("heads", address="view=heads", height=720),
     Shot("head", address="view=heads", act=first_thumb, height=900),
     Shot("map", address="view=map&at=blocks.1.attn", height=900),
@@ -145,7 +145,7 @@ SHOTS = [
     Shot("tours", address="view=tours&tour=002&section=6", act=predict, height=1000),
     Shot("katas", address="view=katas&kata=softmax", act=forget_to_scale, height=800),
     Shot("share", address="view=share", height=760),
-    Shot("phone", address="view=answer&token=1", act=down_to_the_answer, height=844, width=390, dark=True),
+    Shot("phone", address="view=look&token=1", act=down_to_the_answer, height=844, width=390, dark=True),
     Shot("gpt", "pydoc-gpt", "view=answer&text=def%20open&o.temperature=0.8&o.top_k=8", height=1240),
     Shot("vit", "digits-vit", "view=answer", height=900),
     Shot("dit", "digits-dit", "view=answer&label=3", act=light_a_patch, height=1120),

@@ -23,6 +23,12 @@ PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <body><div id="app"></div><script type="module" src="/app.js"></script></body></html>"""
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
+GROUPS = {
+    "Inside": ("Numbers", "Heads"),
+    "Try": ("Change", "Compare", "Learn"),
+    "Lessons": ("Tours", "Katas"),
+}
+
 Reply = Any | Callable[[Any], Any]  # JSON, or a function of the request
 
 
@@ -89,6 +95,15 @@ def _fulfil(route: Any, replies: Mapping[str, Reply]) -> None:
     if reply is None:
         return route.abort()
     return route.fulfill(json=reply)
+
+
+def turn_to(page: Any, view: str) -> None:
+    """Open a view by its name on the page: its group first, where that is not open."""
+    if view not in page.locator(".tabs a").all_inner_texts():
+        group = next((group for group, views in GROUPS.items() if view in views), view)
+        page.click(f":is(.groups, .tools) a:text-is('{group}')")
+    if page.locator(f".tabs a:text-is('{view}')").count():
+        page.click(f".tabs a:text-is('{view}')")
 
 
 def axe(page: Any) -> list[str]:

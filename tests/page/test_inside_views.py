@@ -15,7 +15,7 @@ from conftest import unchecked
 from explore.served import serving
 from explore.small_runs import write_run
 from page.blank import blank_page
-from page.mock import Events, axe, mocked
+from page.mock import Events, axe, mocked, turn_to
 from pencil.explore.cells import receipt as receipt_of
 from pencil.explore.session import Session
 from pencil.learn.katas import kata, progress
@@ -150,7 +150,8 @@ def replies(**more):
     answer = {"state": {}, "milliseconds": 1, "words": ["a", "b"], "text": "c", "tokens": [], "notes": []}
     return {
         "GET models": {"models": [model_of()], "version": "0"}, "POST answer": answer, "POST record": outline_of(),
-        "GET attention": heads_seen(), **more,
+        "GET attention": heads_seen(),
+        "GET light": {"words": [], "patches": 0, "rows": "", "how": "mean", "layer": 0, "head": None}, **more,
     }  # fmt: skip
 
 
@@ -219,7 +220,7 @@ def test_the_parts_on_screen_sum_to_the_logit_and_to_a_difference(browser, texts
     one = session(texts)
     answer = one.answer(asked())
     token = answer["tokens"][0]
-    with opened(browser, texts, address("why", cell=token["cell"])) as page:
+    with opened(browser, texts, address("why", why=token["cell"])) as page:
 
         def summed():
             page.wait_for_selector(".sum .right")
@@ -282,22 +283,22 @@ def test_a_change_is_named_in_every_view_until_it_is_undone(browser, texts):
     with opened(browser, texts, address("answer")) as page:
         page.wait_for_selector(".tokens button")
         assert page.locator(".edited").count() == 0
-        page.click(".tabs >> text=Change")
+        turn_to(page, "Change")
         page.click("button[aria-label='head 3 of block 2 · attention off']")
         assert page.inner_text(".edit span").split(" blocks.")[0] == "block 2 · head 3 off"
         assert page.locator(".edited").count() == 0  # the view has the list itself
-        for view in ("Answer", "Why", "Heads", "Map", "Numbers", "Compare", "Tours", "Katas", "Share"):
-            page.click(f".tabs >> text={view}")
+        for view in ("Look", "Heads", "Numbers", "Compare", "Tours", "Katas", "Share"):
+            turn_to(page, view)
             page.get_by_text("The model is changed: block 2 · head 3 off", exact=True).wait_for()
             assert page.get_attribute(".edited span", "title") == edit
-        page.click(".tabs >> text=Numbers")
+        turn_to(page, "Numbers")
         page.wait_for_selector("#tensor td")
         assert axe(page) == []
         page.evaluate("scrollTo(0, 300)")
         assert page.locator(".edited").bounding_box()["y"] >= 0  # it stays on screen
         page.click(".edited >> text=Open Change")
         assert page.locator(".edit code").all_inner_texts() == [edit]
-        page.click(".tabs >> text=Answer")
+        turn_to(page, "Look")
         page.click(".edited >> text=Undo")
         assert page.locator(".edited").count() == 0
         assert "edit=" not in page.url
@@ -376,7 +377,7 @@ def test_an_edit_that_is_refused_can_be_taken_back_and_is_never_called_a_change(
     with opened(browser, texts, address("change", edit=edit), refused=True) as page:
         page.locator(".knobs [role=alert]", has_text="blocks.0.attn.z").wait_for()
         page.locator(".edits", has_text="Refused, so the model is not changed").wait_for()
-        page.get_by_role("link", name="Heads").click()
+        turn_to(page, "Heads")
         page.locator(".edited", has_text="Refused, the model is not changed: block 1 · head 100 off").wait_for()
         assert "The model is changed" not in page.inner_text("body")
         page.get_by_role("button", name="Open Change").click()
@@ -542,8 +543,8 @@ def test_a_view_is_downloaded_and_the_link_leads_back(browser):
         assert "Katas needs the server, so no file has it" in page.inner_text(".share")
         assert page.inner_text("section[aria-label='A link'] pre").endswith("#view=katas&text=abc")
         offered = page.get_by_label("The file opens on").locator("option").all_inner_texts()
-        assert offered == ["Answer", "Why", "Heads", "Map", "Numbers"]
-        assert page.get_by_label("The file opens on").input_value() == "answer"
+        assert offered == ["Look", "Numbers", "Heads"]
+        assert page.get_by_label("The file opens on").input_value() == "look"
 
 
 @pytest.mark.long

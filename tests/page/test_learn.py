@@ -10,7 +10,7 @@ from explore.served import serving
 from explore.small_runs import write_run
 from page.answer_server import shown, until
 from page.blank import blank_page
-from page.mock import axe
+from page.mock import axe, turn_to
 from pencil.explore.learning import learning
 from pencil.explore.session import Session
 from pencil.tracing.receipt import format_number
@@ -126,7 +126,7 @@ def test_a_gradient_opens_and_a_copy_takes_the_step_that_is_shown(browser, serve
         assert rows.nth(11).locator("td").nth(1).inner_text() == shown(last["targets"][0]["probability"])
         assert axe(page) == []
         # every other view is of the copy, and says so
-        page.click(".tabs a:has-text('Answer')")
+        turn_to(page, "Look")
         bars = trained["tokens"][0]["top"]
         page.wait_for_selector("[aria-label='Changes in effect']:has-text('after 11 training steps')")
         page.click(".tokens button >> nth=0")

@@ -47,7 +47,7 @@ def offline(browser, made):
     """A page of a file; nothing is asked for."""
     with blank_page(browser, []) as (page, requested):
         page.set_content(made)
-        page.wait_for_selector(".tabs a")
+        page.wait_for_selector(".groups a")
         yield page
     assert [url for url in requested if url.startswith("http")] == []
 
@@ -78,21 +78,20 @@ def test_the_file_of_why_opens_on_the_input_and_the_parts_that_were_on_screen(br
         seen, parts = page.inner_text(".why .sum"), open_parts(page)
         assert len(parts) >= 2
         page.get_by_role("link", name="Share").click()
-        assert page.get_by_label("The file opens on").input_value() == "why"
-        assert page.get_by_label("The link opens on").input_value() == "why"
+        assert page.get_by_label("The file opens on").input_value() == "look"
+        assert page.get_by_label("The link opens on").input_value() == "look"
         with page.expect_download() as found:
             page.click("text=Download the file")
         made = found.value.path().read_text(encoding="utf-8")
-        page.get_by_role("link", name="Why", exact=True).click()
+        page.get_by_role("link", name="Look", exact=True).click()
         until_open(page, len(parts))
         assert open_parts(page) == parts  # and on the page they stayed open
     with offline(browser, made) as page:
-        assert page.inner_text(".tabs [aria-current]") == "Why"
+        assert page.inner_text(".groups [aria-current]") == "Look"
         until_open(page, len(parts))
         assert open_parts(page) == parts
         assert page.inner_text(".why .sum") == seen
         assert MISSING not in page.inner_text("main")
-        page.get_by_role("link", name="Answer").click()
         assert page.inner_text(".given .fixed") == "a dog "
         assert "tokens to write 3" in page.inner_text(".given")
 
@@ -127,7 +126,6 @@ def test_a_file_of_a_picture_shows_it_and_leads_to_a_pixel(browser, runs):
         pixel.click()
         page.wait_for_selector("#receipt h3")
         assert MISSING not in page.inner_text("main")
-        page.get_by_role("link", name="Answer").click()
         assert page.get_attribute(".given img", "src") == given["picture"] != one.about()["example"]["picture"]
 
 
@@ -140,12 +138,12 @@ def test_a_file_of_a_label_shows_it(browser, runs):
         assert page.inner_text(".bar .count") == "after 3 of 3 steps"
 
 
-@pytest.mark.parametrize("view", ["heads", *(pytest.param(one, marks=pytest.mark.long) for one in ("map", "change"))])
+@pytest.mark.parametrize("view", ["heads", *(pytest.param(one, marks=pytest.mark.long) for one in ("change",))])
 def test_share_takes_the_view_one_comes_from(browser, texts, view):
     with opened(browser, texts, address(view)) as page:
         page.get_by_role("link", name="Share").click()
         assert page.get_by_label("The link opens on").input_value() == view
-        assert page.get_by_label("The file opens on").input_value() == ("answer" if view == "change" else view)
+        assert page.get_by_label("The file opens on").input_value() == ("look" if view == "change" else view)
         assert ("Change needs the server" in page.inner_text(".share")) == (view == "change")
 
 
@@ -153,16 +151,6 @@ def copied(page):
     summary = page.locator("summary:text-is('Copy the Python')").last
     summary.click()
     return page.locator(".copy pre").last.inner_text()
-
-
-def test_the_python_of_the_map_names_the_open_part(browser, texts, capsys):
-    with opened(browser, texts, address("map", at="blocks.1")) as page:
-        page.wait_for_selector(".part")
-        code = copied(page)
-    exec(compile(code, "map", "exec"), {"__name__": "copied"})
-    said = capsys.readouterr().out
-    assert "blocks.1.attn.pattern" in said
-    assert "blocks.0." not in said.splitlines()[0]
 
 
 GIVEN = {

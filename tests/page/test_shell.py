@@ -1,4 +1,4 @@
-"""The frame of the page: one address for everything, keys, search, the map, and a server that stops."""
+"""The frame of the page: one address for everything, the drawer, keys, search, and a server that stops."""
 
 import base64
 import hmac
@@ -78,15 +78,13 @@ def test_the_built_page_is_two_small_files_that_ask_nobody():
     assert not re.search(r"<!--|</?script", built["app.js"], re.IGNORECASE)  # it is also written inside a page
 
 
-# ---- the map
+# ---- the drawer, and the numbers
 
 
-def test_the_map_goes_from_the_model_to_a_number(visit):
-    page = visit("gpt", "#view=map")
-    page.click(".box:has-text('block 2')")
-    page.click(".box:has-text('attention')")
-    assert page.locator(".crumbs li").all_inner_texts() == ["A small GPT", "block 2", "attention"]
-    page.click(".values button[title='blocks.1.attn.pattern']")
+def test_a_receipt_opens_when_it_is_asked_for_and_closes_with_its_view(visit):
+    page = visit("gpt", "#view=numbers")
+    assert page.locator("#receipt").count() == 0  # a number is chosen, and nobody asked for its arithmetic
+    page.click("#tensors a[title^='blocks.1.attn.pattern ']")
     page.click("td[data-r='5'][data-c='3']")
     assert page.inner_text("#receipt h3 code") == "blocks.1.attn.pattern[0,0,5,3]"
     assert page.inner_text(".where").endswith("block 2 · head 1 · pattern")
@@ -94,27 +92,18 @@ def test_the_map_goes_from_the_model_to_a_number(visit):
     assert page.inner_text("#receipt h3 code") == "blocks.1.attn.scores[0,0,5,0]"
     page.go_back()
     assert page.inner_text("#receipt h3 code") == "blocks.1.attn.pattern[0,0,5,3]"
-    for _ in range(4):
-        page.go_back()
-    assert page.locator(".box:has-text('block 2')").count() == 1
-    page.go_forward()
-    assert page.inner_text(".crumbs [aria-current]") == "block 2"
-
-
-@pytest.mark.long
-def test_a_matrix_in_the_map_opens_its_numbers(visit):
-    page = visit("gpt", "#view=map&at=blocks.0.mlp")
-    page.click(".box.matrix >> nth=0")
-    assert page.inner_text("#tensor h2 code").endswith(".weight")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#receipt", state="detached")
+    assert page.evaluate("document.querySelector('td.chosen').dataset.cell") == "blocks.1.attn.pattern[0,0,5,3]"
 
 
 def test_operations_of_the_library_are_hidden_unless_asked_for(visit):
-    page = visit("gpt", "#view=map&at=blocks.0.attn")
-    few = page.locator(".values button").count()
-    assert page.locator(".values button[title*=':']").count() == 0
+    page = visit("gpt", "#view=numbers")
+    few = page.locator("#tensors a").count()
+    assert page.locator("#tensors a[title*=':']").count() == 0
     page.check(".every input")
-    assert page.locator(".values button").count() > few
-    assert page.locator(".values button[title*=':']").count() > 0
+    assert page.locator("#tensors a").count() > few
+    assert page.locator("#tensors a[title*=':']").count() > 0
 
 
 # ---- keys, search, looks
@@ -189,8 +178,6 @@ def test_keys_for_themes_type_views_and_help(visit):
     page.reload()
     page.wait_for_selector("main section")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"  # the browser keeps it
-    page.keyboard.press("[")
-    assert page.inner_text(".tabs [aria-current]") == "Map"
     page.keyboard.press("?")
     assert "large type" in page.inner_text("dialog")
     page.keyboard.press("Escape")
@@ -211,13 +198,12 @@ def test_a_scale_is_held_from_one_tensor_to_the_next(visit):
 
 def test_on_a_telephone_the_receipt_is_a_sheet(visit):
     page = visit("vit", viewport={"width": 390, "height": 800})
-    assert not page.locator("#receipt h3").is_visible()
     page.click("td[data-r='1'][data-c='3']")
-    assert page.locator("#receipt h3").is_visible()
+    page.wait_for_selector("#receipt h3")
     box = page.locator("#receipt").bounding_box()
-    assert box["y"] + box["height"] <= 801
-    page.click("#receipt .handle")
-    assert not page.locator("#receipt h3").is_visible()
+    assert box["y"] > 300 and box["y"] + box["height"] <= 801
+    page.get_by_role("button", name="Close the receipt").click()
+    page.wait_for_selector("#receipt", state="detached")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -229,9 +215,7 @@ DARK = {"color_scheme": "dark", "viewport": {"width": 390, "height": 800}}
     [
         ("", {}),
         pytest.param("", DARK, marks=pytest.mark.long),
-        pytest.param("#view=map", {}, marks=pytest.mark.long),
-        ("#view=map", DARK),
-        pytest.param("#view=map&at=attn&cell=attn.scores[0,0,1,2]", {"color_scheme": "dark"}, marks=pytest.mark.long),
+        ("#view=numbers&cell=attn.scores[0,0,1,2]", DARK),
     ],
 )
 def test_axe_finds_nothing_wrong_with_a_file(where, how, visit):
@@ -261,7 +245,7 @@ def test_what_a_file_leaves_out_is_said(browser):
     made = made.replace('"kept":"', '"key":null,"kept":"', 1)
     with blank_page(browser, []) as (page, _):
         page.set_content(made)
-        page.wait_for_selector("#receipt h3")
+        page.wait_for_selector("#tensor td.chosen")
         page.evaluate(f"pencil.session.openTensor({json.dumps(name[1])})")
         page.wait_for_selector("#tensor [role=alert]")
         assert f"The values of {name[1]} are not in this trace; open the model with pencil explore" in page.inner_text(
@@ -370,19 +354,17 @@ def test_a_file_has_the_views_that_were_prepared_for_it(browser):
     views = {
         "model": {**MODEL, "name": hostile},
         "answer": {**answer, "notes": [hostile]},
-        "view": "answer",
+        "view": "look",
         "left_out": ["The katas."],
     }
     wrong: list[str] = []
     with blank_page(browser, wrong) as (page, _):
         page.set_content(html.page(gpt(), "prepared", views=views))
-        page.wait_for_selector(".tabs a")
-        assert page.inner_text(".tabs [aria-current]") == "Answer"
+        page.wait_for_selector(".groups a")
+        assert page.inner_text(".groups [aria-current]") == "Look"
         page.click("text=What this file leaves out")
         assert page.inner_text("header li") == "The katas."
-        tabs = page.locator(".tabs a").all_inner_texts()
-        assert {"Answer", "Map", "Numbers"} <= set(tabs)
-        assert not {"Katas", "Change", "Compare", "Tours"} & set(tabs)
+        assert page.locator(".groups a").all_inner_texts() == ["Look", "Inside"]
         said = page.evaluate("pencil.session.source.katas().catch((one) => one.message)")
         assert said == "This file does not hold the katas; open the model with pencil explore to see it."
         assert page.locator(".edited").count() == 0
@@ -396,7 +378,7 @@ def test_a_file_has_the_views_that_were_prepared_for_it(browser):
             page.set_content(made)
             page.wait_for_selector(".edited")
             assert page.inner_text(".edited p") == f"This file was made with a changed model: {said}"
-            page.click(".tabs >> text=Map")
+            page.click(".groups >> text=Inside")
             assert page.locator(".edited").count() == 1
             assert page.locator(".edited button").count() == 0
     assert wrong == []
@@ -485,7 +467,7 @@ def test_a_refusal_is_shown_in_its_own_words_and_only_what_may_pass_is_tried_aga
             assert sentence.inner_text().removesuffix("Try again").strip() in expected
         replies["POST record"] = server.record
         again.click()
-        page.wait_for_selector("#receipt h3")
+        page.wait_for_selector("#tensor td.chosen")
         assert sentence.count() == 0
     assert all("status of 400" in one or "status of 503" in one for one in wrong)
 

@@ -325,7 +325,7 @@ def shareable(trace: LiveTrace, loaded: Loaded, options: Any) -> LiveTrace:
 
     def page(edits: Sequence[str], title: str, cell: str, progress: Callable[[float], object]) -> str:
         session = Session(loaded)
-        shown = Shown("numbers" if cell else "answer", cell, title=title)
+        shown = Shown("numbers" if cell else "look", cell, title=title)
 
         def on_event(name: str, content: dict[str, Any]) -> None:
             if name == "progress" and content["total"]:

@@ -17,6 +17,19 @@ export const EMPTY: Address = { model: "", input: null, edits: [], lessons: [], 
 export const INPUTS = ["text", "source", "picture", "label"] as const;
 const OPTION = "o.";
 
+/** Views that went into another: where an address that names one leads, and what it opens there. */
+export const MOVED: Record<string, { view: string; more: Record<string, string> }> = {
+  answer: { view: "look", more: {} },
+  map: { view: "look", more: {} },
+  why: { view: "look", more: { open: "why" } },
+};
+
+/** An address of today, of one that may be older. */
+export function today(address: Address): Address {
+  const moved = Object.hasOwn(MOVED, address.view) ? MOVED[address.view] : null;
+  return moved ? { ...address, view: moved.view, more: { ...moved.more, ...address.more } } : address;
+}
+
 function decoded(text: string): string {
   try {
     return decodeURIComponent(text);
@@ -48,7 +61,7 @@ export function read(hash: string): Address {
       present = true;
     } else address.more[name] = value;
   }
-  return present ? { ...address, input } : address;
+  return today(present ? { ...address, input } : address);
 }
 
 function lessonOf(text: string): Lesson[] {

@@ -1,6 +1,6 @@
 // What the page shows now, and how it changes. The address is the only state; everything else follows from it.
 
-import { EMPTY, INPUTS, LARGE, leftOut, read, written, type Address } from "./address";
+import { EMPTY, INPUTS, LARGE, leftOut, read, today, written, type Address } from "./address";
 import { axesOf, cellName, cellParts, MEANS, whereabouts, type Axis } from "./cells";
 import { Problem, type Progress, type Source, type Watch } from "./source";
 import type { Answer, Frame, Input, Learning, Lesson, Model, Outline, OutToken, Receipt, Slice, State, Taken, Tensor } from "./types";
@@ -46,8 +46,8 @@ export class Session {
   everything = $state(false);
   /** Whether the next cell that is shown takes the focus: a link that was followed is gone. */
   refocus = false;
-  /** Whether someone chose the present cell, as against the one a view begins with. */
-  byHand = false;
+  /** Whether the drawer with the receipt is open: someone chose the present cell, as against the one a view begins with. */
+  opened = $state(false);
   /** The end of the colour scale, where it is held fixed; null: each tensor's own. */
   locked = $state<number | null>(null);
 
@@ -148,12 +148,17 @@ export class Session {
     const entries = Object.entries({ ...this.address.more, ...more }).filter(([, value]) => value !== null) as [string, string][];
     const next: Address = { ...this.address, ...rest, more: Object.fromEntries(entries) };
     // what is shared is the view one comes from
-    if (next.view === SHARE && this.address.view !== SHARE) next.more = { ...next.more, of: this.address.view || this.source.first || "answer" };
+    if (next.view === SHARE && this.address.view !== SHARE) next.more = { ...next.more, of: this.address.view || this.source.first || LOOK };
     if (change.input !== undefined && more?.target === undefined) delete next.more.target; // it was the old one's
     if (change.input !== undefined) delete next.more.past;
     if (next.view !== LEARN && next.view !== NUMBERS && OF_A_STEP.test(next.cell)) next.cell = ""; // other views have no step
+    // a receipt belongs to its view, and closes with it
+    if (next.view !== this.address.view) {
+      this.opened = change.cell !== undefined && next.cell !== "";
+      if (change.cell === undefined && !WITH_A_CELL.includes(next.view)) next.cell = "";
+    }
     if (next.cell !== this.address.cell) {
-      this.byHand = how !== "replace";
+      this.opened = next.cell !== "" && (how !== "replace" || this.opened);
       const before = how === "follow" ? this.trail : how === "replace" ? this.trail.slice(0, -1) : [];
       this.trail = next.cell ? [...before, next.cell] : [];
     }
@@ -171,13 +176,23 @@ export class Session {
   /** Open the receipt of a cell; `how` is "follow" where it is a term of the present one. */
   openCell(cell: string, how: How = "push", change: Change = {}): void {
     this.go({ ...change, cell }, how);
+    if (how !== "replace") this.opened = cell !== "";
+  }
+
+  /** Close the drawer; where a view is about one number, that one stays chosen. */
+  shut(): void {
+    this.opened = false;
+    if (!WITH_A_CELL.includes(this.address.view)) this.go({ cell: "" }, "replace");
+    this.remember("replaceState");
   }
 
   /** Open a tensor at its first cell, or at the one worth looking at. */
   openTensor(name: string, change: Change = {}, how: How = "push"): void {
     const tensor = this.tensorOf(name);
     const index = this.source.striking?.(name) ?? tensor?.shape.map(() => 0) ?? [];
-    this.openCell(cellName(name, index), how, change);
+    const { opened } = this; // the receipt is written only where it is asked for
+    this.go({ ...change, cell: cellName(name, index) }, how);
+    this.opened = opened;
   }
 
   /** Another input: the example's names are kept, the rest is replaced; a cell of the old trace stays where it is. */
@@ -216,7 +231,7 @@ export class Session {
   private remember(method: "pushState" | "replaceState"): void {
     if (method === "pushState") this.depth++;
     const hash = written(this.address, this.small);
-    const entry = { address: $state.snapshot(this.address), hash, trail: $state.snapshot(this.trail), depth: this.depth };
+    const entry = { address: $state.snapshot(this.address), hash, trail: $state.snapshot(this.trail), depth: this.depth, opened: this.opened };
     // a page inside a notebook has no address of its own; a picture may be too large for the history
     for (const [state, url] of [[entry, hash], [entry, undefined], [null, hash]] as const) {
       try {
@@ -227,13 +242,14 @@ export class Session {
     }
   }
 
-  private recall(entry: { address?: Address; hash?: string; trail?: string[]; depth?: number } | null): void {
+  private recall(entry: { address?: Address; hash?: string; trail?: string[]; depth?: number; opened?: boolean } | null): void {
     this.depth = entry?.depth ?? 0;
     const { hash } = location;
     // the history has the whole picture, and the address a small one
-    const first = { ...EMPTY, cell: this.source.shown?.cell ?? "", more: this.source.shown?.more ?? {} };
+    const first = { ...EMPTY, view: this.source.first, cell: this.source.shown?.cell ?? "", more: this.source.shown?.more ?? {} };
     const address = entry?.address && (!hash || hash === entry.hash) ? entry.address : hash ? read(hash) : first;
-    this.address = address;
+    this.address = today(address);
+    this.opened = address.cell !== "" && (entry?.opened ?? true);
     this.trail = entry?.trail?.at(-1) === address.cell ? entry!.trail! : address.cell ? [address.cell] : [];
   }
 
@@ -423,9 +439,12 @@ function completed(input: Input | null, { example, input: takes }: Model): Input
   return whole;
 }
 
-const LEARN = "learn"; // the names of the views that show the numbers of a training step
+// the names of views that something here depends on
+const LOOK = "look";
+const LEARN = "learn";
 const NUMBERS = "numbers";
-const SHARE = "share"; // the name of the view that shares the others
+const SHARE = "share"; // it shares the others
+const WITH_A_CELL = [NUMBERS, "change", SHARE]; // they are about the chosen number, with its receipt or without
 const SLICES = 24; // matrices kept
 const PICTURES = 8; // large pictures known in a small form
 
