@@ -82,8 +82,10 @@ def test_a_block_left_closed_opens_with_the_same_dropout():
     trace = trace_step(one, loss, (BATCH.cuda(),), adamw(one, fused=True), training=True, keep="blocks")
     assert trace.graph.blocks
     before = torch.cuda.get_rng_state()
+    for path in trace.graph.blocks:
+        assert trace[f"{path}.attn.pattern"][0, 0, 1, 0].why().agrees
+    assert len(trace.graph.opened) == len(trace.graph.blocks) == 2
     holds(trace)
-    assert len(trace.graph.opened) == len(trace.graph.blocks)
     torch.testing.assert_close(torch.cuda.get_rng_state(), before, rtol=0, atol=0)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .graph import Plan
+from .half_precision import HALF
 from .optimizer_settings import made_of
 from .rules import (
     Call,
@@ -54,8 +55,12 @@ def _nll(call: Call) -> Plan:
 
 @rule("gradient", "_softmax_backward_data")
 def _softmax(call: Call) -> Plan:
+    g, y = call.broadcast(call.grad_output), call.broadcast(call.output)
     weighted = call.line(call.grad_output, call.dim) * call.line(call.output, call.dim)
-    return (call.broadcast(call.grad_output) - step("Σ g·y", total(weighted))) * call.broadcast(call.output)
+    if call.device != "cpu" and call.grad_output.dtype in HALF:  # the products are stored, and then read twice
+        stored = fn("rounded")
+        return stored(g * y) - step("Σ g·y", total(stored(weighted))) * y
+    return (g - step("Σ g·y", total(weighted))) * y
 
 
 @rule("gradient", "_log_softmax_backward_data")

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .graph import Plan
 from .plan_functions import FUNCTIONS
 from .rules import P, fn, sqrt, step
@@ -46,9 +48,14 @@ def made_of(word: str, plan: Plan) -> Any:
     return step(word, fn("double")(plan))
 
 
-def adam_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the fused kernel, with its settings as plans."""
+def adam_settings(options: Mapping[str, Any], single: bool = False) -> dict[str, Any]:
+    """The options of the fused kernel, with its settings as plans.
+
+    `single`: of a kernel that has them in single precision, where for β₂ = 0.999 the number 1 − β₂ is 0.00099998713.
+    """
     symbols = {"lr": "η", "weight_decay": "λ", "beta1": "β₁", "beta2": "β₂"}
+    if single:
+        options = {**options, **{key: float(np.float32(options[key])) for key in symbols}}
     return {**options, **{key: step(symbol, options[key]) for key, symbol in symbols.items() if options[key]}}
 
 

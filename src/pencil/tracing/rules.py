@@ -92,6 +92,7 @@ class Call:
     run: Callable[..., Any]  # the same operation, with these arguments changed
     table: Callable[[Array], str]  # keep a table, and give its key
     beside: Callable[..., int]  # a node that this one's plan is written with: its name, plan and shape, or its values
+    device: str  # the type of the device that computed it
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -295,7 +295,8 @@ class StepTape(Tape):
         with off():
             func(*args, **kwargs)
         for (p, _, m, v, _), nodes in zip(zip(*lists, strict=True), before, strict=True):
-            here, settings = row_major(p.shape), adam_settings(options)
+            single = p.device.type != "cpu" and p.dtype != torch.float64
+            here, settings = row_major(p.shape), adam_settings(options, single)
             weight, gradient, old_m, old_v = (cells(node, here) for node in nodes[:4])
             steps = cells(nodes[4], [0] * len(here))
             if options["weight_decay"] and not decoupled:

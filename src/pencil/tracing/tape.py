@@ -464,6 +464,7 @@ class Tape(TorchDispatchMode, Graph):
             run=lambda **changed: self._run(func, arguments | changed),
             table=self._table,
             beside=lambda name, plan, shape, dtype, value=None: self._beside(node, name, plan, shape, dtype, value),
+            device=next((a.device.type for a in arguments.values() if isinstance(a, Tensor)), "cpu"),
         )
         if op not in RULES:
             raise UserError(f"the operation {op} (at {n.name}) has no receipt yet")
