@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from conftest import unchecked
+from pencil.inference.sampling import Sampling
+from pencil.serve.row_sampling import RowRules, Rules
 from serving import MODELS, changed, continuation, finish, small_engine, tokens_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
@@ -36,6 +38,25 @@ def test_one_row_and_several_tiles_give_the_tokens_of_one_step_at_a_time():
         answers.append([tokens_of(one) for one in ones])
     assert answers[0] == answers[1] == answers[2]
     assert [len(one) for one in answers[0]] == [37, 37, 37]
+
+
+def test_rows_with_and_without_rules_are_chosen_as_on_a_cpu():
+    """Where it is captured, what only some rows need is computed for all of them."""
+    vocab, hows = 5003, [Sampling(0), Sampling(0.7), Sampling(1.1, top_k=7), Sampling(1.0, top_p=0.8, min_p=0.01),
+                         Sampling(0.9, repetition_penalty=1.3)]  # fmt: skip
+    rows = 3 * len(hows)
+    logits = (4 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1))).bfloat16().float()
+    uniforms = torch.rand(rows, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = []
+    for device in map(torch.device, ("cpu", "cuda")):
+        rules = RowRules(rows, vocab, device)
+        for row in range(rows):
+            rules.set(row, Rules(hows[row % len(hows)], frequency_penalty=0.5 * (row % 2)), [row, 7 * row])
+        for _ in range(3):
+            choices = rules.choose(logits.to(device), uniforms.to(device))
+        found.append(choices.stacked().cpu())
+    assert torch.equal(found[0][:2], found[1][:2])
+    torch.testing.assert_close(found[0][2:], found[1][2:], rtol=0, atol=1e-12)
 
 
 def test_a_picture_is_read_after_another():

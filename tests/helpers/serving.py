@@ -8,7 +8,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
-from openai import OpenAI
 
 from pencil.data.tokenizers.tokenizer import ByteTokenizer
 from pencil.inference.sampling import Sampling
@@ -103,6 +102,8 @@ def server(engine=None, template=None, seconds=HANG_SECONDS, token=None, lan=Fal
 
 
 def client(served, token="none"):
+    from openai import OpenAI  # tests of the engine alone do without
+
     return OpenAI(base_url=f"{served.url}/v1", api_key=token, max_retries=0, timeout=HANG_SECONDS)
 
 

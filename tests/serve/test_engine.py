@@ -93,7 +93,10 @@ def test_rows_are_sampled_by_their_own_rules():
         choices = rules.choose(logits, torch.tensor(uniforms, dtype=torch.float64))
         for row, how in enumerate(hows):
             alone = before.choose(
-                logits[row : row + 1], torch.tensor(uniforms[row : row + 1], dtype=torch.float64), row
+                logits[row : row + 1],
+                torch.tensor(uniforms[row : row + 1], dtype=torch.float64),
+                slice(row, row + 1),
+                before.kinds[row],
             )
             assert [one[0] for one in alone] == [one[row] for one in choices]
             held = torch.zeros(1, vocab, dtype=torch.bool)

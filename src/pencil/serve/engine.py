@@ -21,18 +21,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from ..config import UserError
 from ..device import free_memory
 from ..families.family import family
+from ..inference.cpu_replay import Program
 from ..inference.sampling import NOT_FINITE
 from ..inference.text_stream import TextStream
+from .captured_steps import CapturedSteps
 from .errors import TOO_LONG, RequestError
-from .row_sampling import Choices, RowRules, Rules
-from .tile import Tile, steady, whole_keys
+from .row_sampling import ALL, Choices, Kinds, RowRules, Rules
+from .tile import Tile, steady, to_device, whole_keys
 
 DRAWN = 64  # random numbers of a sequence drawn at a time
+VECTOR = 16  # numbers that a kernel reads at once, or a multiple of them
 AHEAD = 8  # steps of a tile that follow one another on CUDA before the host looks at their tokens
 
 Likeliest = tuple[Tensor, Tensor]  # the ids of the likeliest tokens of each step, and their logprobs
@@ -109,20 +114,19 @@ Row = tuple[int, int, Continuation]  # the tile, the place in it, and whose it i
 class Chosen:
     """The tokens of some rows in steps that follow one another, on their way from the device.
 
-    `at` is where each row is in the tensors of the choices.
+    `numbers` are those of their choices, and `at` is where each row is in them.
     """
 
     def __init__(
         self,
         rows: Sequence[Row],
         at: Sequence[int],
-        choices: Sequence[Choices],
+        numbers: Float[Tensor, "numbers B steps"],
         likeliest: Sequence[Likeliest | None],
         drawn: Sequence[Sequence[float]],
     ):
         self.rows = rows
         self._at, self._likeliest, self._drawn = at, likeliest, drawn
-        numbers = torch.stack([torch.stack([one.double() for one in step]) for step in choices], -1)
         self._numbers = numbers.to("cpu", non_blocking=True)
         self._event = torch.cuda.Event() if numbers.is_cuda else None
         if self._event is not None:
@@ -195,12 +199,18 @@ class Engine:
         self.bytes = _check_memory(model, tiles * (rows + 1), prefixes * self.piece, device)
         schemes = [getattr(model, name, None) for name in ("positions", "image_positions")]
         biased = any(getattr(one, "biases_scores", False) for one in schemes)  # a bias is added to all keys at once
-        programs = {}
+        programs: dict[str, Program] = {}
         self.tiles = [Tile(model, rows, self.context, self.piece, biased, programs) for _ in range(tiles)]
-        self.rules = [RowRules(rows, self.vocab, device) for _ in range(tiles)]
+        # on CUDA the order of a row's sums depends on where in memory the row begins: at multiples of a vector's bytes
+        self.width = -(-self.vocab // VECTOR) * VECTOR if device.type == "cuda" else self.vocab
+        self.rules = [RowRules(rows, self.vocab, device, self.width) for _ in range(tiles)]
         self.rows: list[list[Continuation | None]] = [[None] * rows for _ in range(tiles)]
         self.prefixes = Prefixes(prefixes, self.tiles[0].kept(0, self.piece))
         self.never = torch.tensor(tokenizer.never, dtype=torch.long, device=device)
+        self.steps = [
+            CapturedSteps(tile, rules, partial(self._choose, t), self.ahead) if device.type == "cuda" else None
+            for t, (tile, rules) in enumerate(zip(self.tiles, self.rules, strict=True))
+        ]
         self.queue: list[Continuation] = []
         # of each tile, the places of rows whose prompts are not read yet: the first one is being read
         self.reading: list[list[int]] = [[] for _ in range(tiles)]
@@ -361,45 +371,58 @@ class Engine:
         tile.seat(p)
         self.rules[t].set(p, one.rules, one.prompt)  # not earlier: a row with rules counts each token that is chosen
         drawn = one.draw(1)
-        choice, logits = self._choose(t, logits[None], drawn, p)
-        tile.put(p, choice.tokens[0], last)
+        steps = self.steps[t]
+        if steps is None or one.top:
+            here = slice(p, p + 1)
+            choices, allowed = self._choose(
+                t, logits[None], to_device(drawn, logits.device), here, self.rules[t].kinds[p]
+            )
+            tile.put(p, choices.tokens[0], last)
+            numbers, likeliest = choices.stacked()[..., None], _likeliest([allowed[0]], one.top)
+        else:
+            numbers, likeliest = steps.first(logits, drawn, p, last)[..., None], None
         one.asked = 1
-        self.chosen.append(Chosen([(t, p, one)], [0], [choice], [_likeliest([logits[0]], one.top)], [drawn]))
+        self.chosen.append(Chosen([(t, p, one)], [0], numbers, [likeliest], [drawn]))
 
     def _step(self, t: int, places: Sequence[int]) -> None:
         """The next steps of a tile."""
-        tile, rows = self.tiles[t], self._rows(t, places)
+        tile, rows, steps = self.tiles[t], self._rows(t, places), self.steps[t]
         count = min(self.ahead, max(self._most(one) - one.asked for _, _, one in rows))
         longest = min(self.context, max(len(one.prompt) + one.asked for _, _, one in rows) + count - 1)
         drawn = [one.draw(count) for _, _, one in rows]
-        uniforms = torch.zeros(tile.rows, count, dtype=torch.float64)
-        uniforms[list(places)] = torch.tensor(drawn, dtype=torch.float64)
-        uniforms = uniforms.to(tile.device)
-        choices, seen = [], [[] for _ in rows]
-        for k in range(count):
-            choice, logits = self._choose(t, tile.step(longest), uniforms[:, k])
-            tile.advance(choice.tokens)
-            choices.append(choice)
-            for kept, (_, p, one) in zip(seen, rows, strict=True):
-                if one.top:
-                    kept.append(logits[p])
+        uniforms = np.zeros((tile.rows, count))
+        uniforms[list(places)] = drawn
+        likeliest: list[Likeliest | None] = [None] * len(rows)
+        if steps is None or any(one.top for _, _, one in rows):
+            given, choices, seen = to_device(uniforms, tile.device), [], [[] for _ in rows]
+            for k in range(count):
+                choice, logits = self._choose(t, tile.step(longest), given[:, k])
+                tile.advance(choice.tokens)
+                choices.append(choice.stacked())
+                for kept, (_, p, one) in zip(seen, rows, strict=True):
+                    if one.top:
+                        kept.append(logits[p])
+            numbers = torch.stack(choices, -1)
+            likeliest = [_likeliest(logits, one.top) for logits, (_, _, one) in zip(seen, rows, strict=True)]
+        else:
+            numbers = steps.run(count, longest, uniforms)
         self.counts["steps"] += count
         for _, p, one in rows:
             one.asked += count
             if one.asked >= self._most(one):
                 tile.leave(p)
-        likeliest = [_likeliest(logits, one.top) for logits, (_, _, one) in zip(seen, rows, strict=True)]
-        self.chosen.append(Chosen(rows, places, choices, likeliest, drawn))
+        self.chosen.append(Chosen(rows, places, numbers, likeliest, drawn))
 
     def _choose(
-        self, t: int, logits: Tensor, uniforms: Tensor | Sequence[float], row: int | None = None
+        self, t: int, logits: Tensor, uniforms: Tensor, here: slice | Tensor = ALL, kinds: Kinds | None = None
     ) -> tuple[Choices, Tensor]:
-        """The next token of every row of a tile, or of one; and the logits of the tokens that may be generated."""
+        """The next token of the rows of a tile; and the logits of the tokens that may be generated."""
         logits = logits[:, : self.vocab].float()
+        if self.width > self.vocab:
+            logits = F.pad(logits, (0, self.width - self.vocab), value=-torch.inf)
         if len(self.never):
             logits = logits.index_fill(-1, self.never, -torch.inf)
-        uniforms = torch.as_tensor(uniforms, dtype=torch.float64, device=logits.device)
-        return self.rules[t].choose(logits, uniforms, row), logits
+        return self.rules[t].choose(logits, uniforms, here, kinds), logits
 
     # ---- what comes out
 

@@ -16,9 +16,9 @@ captured graph, on a CPU as a list of operations, which all tiles share.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -60,7 +60,8 @@ class Tile:
         self.index = torch.full((rows, 1), NOWHERE, device=self.device)  # its position; NOWHERE in a row without one
         self._programs = {} if programs is None else programs  # of steps and pieces on a CPU
         self._steps: dict[int, Captured | Replayed] = {}  # by the number of keys
-        self._prefills: dict[int, Captured | Replayed] = {}  # of first pieces, by their padded length
+        self._prefills: dict[tuple[int, int | None], Captured | Replayed] = {}  # by padded length and number of keys
+        self._places = torch.arange(rows, device=self.device)
 
     # ---- a prompt
 
@@ -94,20 +95,25 @@ class Tile:
         padded = self.piece if count == self.piece else max(SMALLEST_PIECE, 1 << (count - 1).bit_length())
         padded = max(count, min(padded, self.piece, reader.length - reader.filled - before))
         pad = padded - count
-        index = torch.tensor([[*range(first, first + count), *[NOWHERE] * pad]], device=self.device)
-        last = torch.tensor([count - 1], device=self.device)
-        ids = torch.tensor([[*tokens, *[0] * pad]], device=self.device)
+        index = [*range(first, first + count), *[NOWHERE] * pad]
+        asked = to_device(np.array([[*tokens, *[0] * pad, count - 1], [*index, NOWHERE]]), self.device)
         filled, reader.even = reader.filled + before + count, False
-        if first or given:
-            logits = self._read(ids, index, last, **(given or {}))
+        # the keys of a source have addresses of their own
+        if given or reader.memory is not None or (first and not asked.is_cuda):
+            logits = self._read(asked, **(given or {}))
         else:
-            if padded not in self._prefills:
-                self._prefills[padded] = self._recorded(self._read)
-            logits = self._prefills[padded](ids, index, last)
+            keys = bucket_of(self.before + first + padded, reader.length) if first else None
+            if reader.bucket != keys:
+                reader.fix(keys)
+            if (padded, keys) not in self._prefills:
+                self._prefills[padded, keys] = self._recorded(self._read)
+            logits = self._prefills[padded, keys](asked)
         reader.filled = filled  # padding takes no slot, and a replay runs no Python
         return logits
 
-    def _read(self, ids: Tensor, index: Tensor, last: Tensor, **given: Any) -> Float[Tensor, "V"]:
+    def _read(self, asked: Int[Tensor, "2 T"], **given: Any) -> Float[Tensor, "V"]:
+        """Of tokens and where they are; beside them which is the last."""
+        (ids, index), last = asked[:, None, :-1], asked[0, -1:]
         return self.model(ids, span=Span.at(index), cache=self.reader, last=last, **given)[0, -1]
 
     def kept(self, first: int, last: int) -> Float[Tensor, "2 layers g P d"]:
@@ -117,7 +123,7 @@ class Tile:
     def seat(self, place: int) -> None:
         """Give the prompt that was read a row of the tile."""
         count, reader, cache = self.reader.filled, self.reader, self.cache
-        cache.empty(torch.tensor([place], device=self.device))
+        cache.empty(self._places[place : place + 1])
         cache.store[:, :, place, :, :count] = reader.store[:, :, 0, :, :count]
         cache.index[place, :count], cache.coords[place, :count] = reader.index[0, :count], reader.coords[0, :count]
         cache.used[place] = count
@@ -148,13 +154,17 @@ class Tile:
         """The newest token of a row, at this position of its text: its keys are not in the cache yet."""
         self.tokens[place], self.index[place] = token, position if position < self.context else NOWHERE
 
+    def put_at(self, place: Int[Tensor, "1"], token: Int[Tensor, "1"], position: Int[Tensor, "1"]) -> None:
+        """As `put`, where the host knows none of them."""
+        self.tokens.index_copy_(0, place, token[:, None].clamp(min=0))
+        self.index.index_copy_(0, place, position.masked_fill(position >= self.context, NOWHERE)[:, None])
+
     def leave(self, place: int) -> None:
         """A row takes no more steps."""
         self.index[place] = NOWHERE
 
-    @torch.no_grad()
-    def step(self, longest: int) -> Float[Tensor, "B V"]:
-        """The logits of every row after its newest token, the longest text having so many; others mean nothing."""
+    def fix(self, longest: int) -> int:
+        """Prepare for a step where the longest text has so many tokens: how many keys it has."""
         if self.all_keys:
             keys = self.cache.length
         elif self.cache.store.is_cuda:
@@ -164,9 +174,20 @@ class Tile:
         if self.cache.bucket != keys:
             self.cache.fix(keys, *self.kernels)
         self.cache.memory = self.memory
+        return keys
+
+    @torch.no_grad()
+    def step(self, longest: int) -> Float[Tensor, "B V"]:
+        """The logits of every row after its newest token, the longest text having so many; others mean nothing."""
+        keys = self.fix(longest)
         if keys not in self._steps:  # its inputs and its cache keep their addresses
-            self._steps[keys] = self._recorded(partial(newest_logits, self.model, self, self.cache))
+            self._steps[keys] = self._recorded(self.logits)
         return self._steps[keys]()
+
+    @torch.no_grad()
+    def logits(self) -> Float[Tensor, "B V"]:
+        """As `step`, with the number of keys of the last `fix`, and not recorded."""
+        return newest_logits(self.model, self, self.cache)
 
     def _recorded(self, function: Callable[..., Tensor]) -> Captured | Replayed:
         return Captured(function) if self.cache.store.is_cuda else Replayed(function, self._programs)
@@ -179,6 +200,12 @@ class Tile:
         """Make these the newest tokens; a row whose context is full takes no more steps."""
         self.tokens.copy_(tokens[:, None].clamp(min=0))
         self.index.add_(self.index < NOWHERE).masked_fill_(self.index >= self.context, NOWHERE)
+
+
+def to_device(values: Sequence[float] | np.ndarray, device: torch.device) -> Tensor:
+    """Numbers on a device, in double precision or as integers; on CUDA the host goes on at once."""
+    tensor = torch.from_numpy(np.asarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def whole_keys(count: int) -> int:
