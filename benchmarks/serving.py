@@ -1,6 +1,7 @@
 """The server of `pencil serve` under load: errors, wrong texts, tokens a second; and under attack: who else has to wait.
 
     python benchmarks/serving.py [RUN] [--preset nano] [--clients 64] [--seconds 120] [--tokens 64] [--device auto]
+                                 [--dtype auto]
     python benchmarks/serving.py --attack [--seconds 60]
 
 RUN is a run of a gpt; without one, a model with random weights is made, whose tokens are nearly random too. Each of the
@@ -71,7 +72,7 @@ def show(name: str, replies: list[Reply], seconds: float) -> float:
 
 
 def under_load(run: Path, given: argparse.Namespace) -> bool:
-    loaded = load(run, pick_device(given.device), dtype="auto")
+    loaded = load(run, pick_device(given.device), dtype=given.dtype)
     context, end = loaded.model.config.context, loaded.tokenizer.end
     tokens = min(given.tokens, context // 2)
     bodies = requests(given.prompts, tokens, context, min(loaded.tokenizer.vocab, 256))
@@ -87,6 +88,7 @@ def under_load(run: Path, given: argparse.Namespace) -> bool:
         return time.perf_counter() - began
 
     options = ["--rows", str(given.clients), "--waiting", str(given.clients), "--device", given.device]
+    options += ["--dtype", given.dtype]
     with serving(run, *options) as (address, process):
         sample(bodies[:WARM])
         asyncio.run(closed_loop(address, iter(bodies[:WARM]), 1, 600))
@@ -226,6 +228,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--attack", action="store_true")
     parser.add_argument("--attackers", type=int, default=4, help="threads that attack")
     parser.add_argument("--sockets", type=int, default=400, help="connections that they keep open")
