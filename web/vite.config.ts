@@ -13,6 +13,28 @@ function inlinable(): Plugin {
   };
 }
 
+/** The words of docs/glossary.md with their one line: the page has no other place for them. */
+function glossary(): Plugin {
+  const name = "virtual:glossary", file = new URL("../docs/glossary.md", import.meta.url).pathname;
+  return {
+    name: "glossary",
+    resolveId: (id) => (id === name ? `\0${name}` : undefined),
+    async load(id) {
+      if (id !== `\0${name}`) return;
+      this.addWatchFile(file);
+      const text = await this.fs.readFile(file, { encoding: "utf8" }), lines: Record<string, string> = {};
+      for (const table of text.split(/^## /m).slice(1)) {
+        const rows = table.split("\n").filter((line) => line.startsWith("|")).map((line) => line.slice(1, -1).split(/(?<!\\)\|/).map((cell) => cell.trim()));
+        const [head, , ...words] = rows, line = head.indexOf("in one line");
+        // a document's own words are not the page's: of them the field's word is
+        const named = Math.max(head.indexOf("word"), head.indexOf("in the field") * Number(!head.includes("word")));
+        for (const row of words) for (const word of row[named].split(", ")) if (word.length > 1) lines[word.toLowerCase()] = row[line].replaceAll("`", "");
+      }
+      return `export default ${JSON.stringify(lines)}`;
+    },
+  };
+}
+
 /** The licences of the packages whose code is in the script: at its head, which goes into every file, and by themselves. */
 function licences(): Plugin {
   return {
@@ -36,7 +58,7 @@ function licences(): Plugin {
 }
 
 export default defineConfig({
-  plugins: [svelte(), licences(), inlinable()],
+  plugins: [svelte(), glossary(), licences(), inlinable()],
   publicDir: false,
   build: {
     outDir: "../src/pencil/page",

@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from served import KEY, Pretended, serving, state
+from served import Pretended, serving
 
 from conftest import unchecked
 from pencil.explore.katas_and_walks import TRIES
 from pencil.learn.katas import KATAS, kata, progress
-from traced import traced
 
 
 @pytest.fixture(autouse=True)
@@ -165,18 +164,19 @@ def test_a_damaged_progress_file_is_set_aside(served, tmp_path):
     assert (tmp_path / "katas.json.damaged").exists()
 
 
-# ---- tours
+# ---- documents
 
 
 def test_the_documents_are_listed(served):
-    assert [one["number"] for one in served.get("/api/tours").data["tours"]] == ["000", "001", "002", "003", "004"]
-    assert served.get("/api/tours/999").status == 404
+    listed = served.get("/api/documents").data["documents"]
+    assert [one["number"] for one in listed] == ["000", "001", "002", "003", "004"]
+    assert served.get("/api/documents/999").status == 404
 
 
-def test_a_tour_has_the_sections_of_the_walk(served):
+def test_a_document_has_the_sections_of_its_walk_and_its_own_numbers(served):
     from pencil.learn.walks import walk
 
-    found, expected = served.get("/api/tours/004").data, walk("004")
+    found, expected = served.get("/api/documents/004").data, walk("004")
     assert [one["title"] for one in found["sections"]] == [one.title for one in expected.sections]
     shown = [(one["name"], one["grids"]) for section in found["sections"] for one in section["shown"]]
     told = [(one.name, len(one.grids)) for section in expected.sections for one in section.shown]
@@ -184,24 +184,6 @@ def test_a_tour_has_the_sections_of_the_walk(served):
     verdicts = {one["verdict"] for s in found["sections"] for c in s["compared"] for row in c["rows"] for one in row}
     assert verdicts >= {"right"}
     first = next((i, 0) for i, section in enumerate(expected.sections) if section.figures)
-    picture = served.get(f"/api/tours/004/figure?section={first[0]}&figure=0").data["picture"]
+    picture = served.get(f"/api/documents/004/figure?section={first[0]}&figure=0").data["picture"]
     assert picture.startswith("data:image/png;base64,iVBOR")
-    assert served.get("/api/tours/004/figure?section=999").status == 404
-
-
-def test_a_tour_goes_over_the_model_on_screen():
-    found = traced("gpt learned")
-    session = Pretended()
-    session.trace = lambda key: found
-    session.record = lambda state, *_: found
-    with serving(session) as served:
-        served.post("/api/record", state())
-        for end in (f"?trace={KEY}", f"?model={KEY}", "?model=a"):
-            tour = served.get(f"/api/tours/002{end}").data
-            assert tour["run"] == "pretended"
-            shown = [one for section in tour["sections"] for one in section["shown"]]
-            assert shown
-            assert all(one["cell"] == one["name"] and one["name"].partition("[")[0] in found for one in shown)
-            cells = [one["cell"] for section in tour["sections"] for one in section["unfolded"]]
-            assert cells
-            assert all(cell.partition("[")[0] in found for cell in cells)
+    assert served.get("/api/documents/004/figure?section=999").status == 404

@@ -28,6 +28,7 @@ from .outline import module_map, outline
 from .outline import tensors as all_tensors
 from .requests import Shown, State
 from .session import Session
+from .tour import tour
 
 MOST_FILE_BYTES = 5_000_000
 MOST_VIEW_BYTES = 1_600_000  # of them for views: answers, attention and contributions
@@ -39,7 +40,7 @@ MOST_DIVIDED = 48  # parts that are divided further, besides these
 LEFT_OUT: tuple[str, ...] = (
     "Live input, edits and training steps: open the model with pencil explore to change something.",
     "Katas: their answers are graded by the server.",
-    "Tours, and comparisons with another model or input.",
+    "The documents, and comparisons with another model or input.",
 )
 
 
@@ -125,6 +126,7 @@ def _views(
         "answer": answer,
         "outline": {"map": module_map(trace.traced_model.model, all_tensors(trace))},
         "attention": attention(session, state.key),
+        "tour": tour(session, state.key),
         "light": {},
         "contributions": {},
     }

@@ -1,11 +1,10 @@
-"""Katas and tours for a page, as plain data.
+"""Katas and documents for a page, as plain data.
 
 A question of a kata is sent without its answers; it is graded here as in the terminal, in the same progress file. A
-tour walks through a document with its own numbers or with those of the model on screen.
+document is walked through with its own example: a sentence about one model never stands beside the numbers of another.
 """
 
 import random
-import shlex
 from base64 import b64encode
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from ..learn.katas import KATAS, kata
 from ..learn.katas.exercise import Question, Table
 from ..learn.katas.grader import choices, digits, grade, labels, shown, understood
 from ..learn.katas.progress import Record
-from ..learn.walks import Compared, Section, Shown, Source, Walk, documents, walk
+from ..learn.walks import Compared, Section, Shown, Walk, documents, walk
 from ..learn.walks.data import document
 from ..learn.walks.tables import MASKED
 from .lru_cache import Cache
@@ -159,64 +158,52 @@ def _table(table: Table) -> dict[str, Any]:
     return {"name": table.name, "rows": rows, "across": table.across, "down": table.down}
 
 
-# ---- tours
+# ---- documents
 
 
-def list_tours() -> dict[str, Any]:
+def list_documents() -> dict[str, Any]:
     """The documents, and how many sections each has."""
     every = [document(number) for number in documents()]
-    return {"tours": [{"number": tour.number, "title": tour.title, "sections": len(tour.sections)} for tour in every]}
+    return {"documents": [{"number": one.number, "title": one.title, "sections": len(one.sections)} for one in every]}
 
 
-class Tours:
-    """Walks through the documents; those with a document's own numbers are kept, since they never change."""
+class Documents:
+    """Walks through the documents with their own numbers, which never change: each is made once."""
 
     def __init__(self):
-        self._published: dict[str, Walk] = {}
+        self._made: dict[str, Walk] = {}
 
-    def tour(self, number: str, run: Source | None) -> dict[str, Any]:
-        tour = self._walk(number, run)
-        sections = [_section(section, run is not None) for section in tour.sections]
-        head = {key: getattr(tour, key) for key in ("number", "title", "credit", "run")}
-        return {**head, "sections": sections}
+    def document(self, number: str) -> dict[str, Any]:
+        made = self._walk(number)
+        head = {key: getattr(made, key) for key in ("number", "title", "credit")}
+        return {**head, "sections": [_section(section) for section in made.sections]}
 
-    def figure(self, number: str, run: Source | None, section: int, figure: int) -> dict[str, Any]:
+    def figure(self, number: str, section: int, figure: int) -> dict[str, Any]:
         """One figure, drawn when it is asked for."""
-        sections = self._walk(number, run).sections
+        sections = self._walk(number).sections
         if section >= len(sections) or figure >= len(sections[section].figures):
             raise Refused(f"document {number} has no figure {figure} in section {section}", UNKNOWN)
         picture = b64encode(sections[section].figures[figure].png()).decode()
         return {"picture": f"data:image/png;base64,{picture}"}
 
-    def _walk(self, number: str, run: Source | None) -> Walk:
+    def _walk(self, number: str) -> Walk:
         if number not in documents():
             raise Refused(f"there is no document of that number; known: {', '.join(documents())}", UNKNOWN)
-        if run is not None:
-            return walk(number, run)
-        if number not in self._published:
-            self._published[number] = walk(number)
-        return self._published[number]
+        if number not in self._made:
+            self._made[number] = walk(number)
+        return self._made[number]
 
 
-def _section(section: Section, of_run: bool) -> dict[str, Any]:
-    """A section; what a run's numbers are taken from has its address, `cell`, in the model on screen."""
-    plain = ("title", "level", "about", "text", "then", "skipped", "lacking")
-    lists = ("lines", "missing", "katas", "labs", "commands")
+def _section(section: Section) -> dict[str, Any]:
+    plain = ("title", "level", "about", "text", "then", "skipped")
     return {
         **{key: getattr(section, key) for key in plain},
-        **{key: list(getattr(section, key)) for key in lists},
+        "katas": list(section.katas),
         "corrections": [list(correction) for correction in section.corrections],
-        "shown": [{**_shown(shown), "cell": shown.name if of_run else None} for shown in section.shown],
+        "shown": [_shown(shown) for shown in section.shown],
         "compared": [_compared(compared) for compared in section.compared],
         "claims": [dict(vars(claim)) for claim in section.claims],
-        "unfolded": [
-            {
-                **vars(receipt),
-                "lines": list(receipt.lines),
-                "cell": shlex.split(receipt.command)[-1] if of_run else None,
-            }
-            for receipt in section.unfolded
-        ],
+        "unfolded": [{**vars(receipt), "lines": list(receipt.lines)} for receipt in section.unfolded],
         "figures": [{"caption": figure.caption, "command": figure.command} for figure in section.figures],
     }
 

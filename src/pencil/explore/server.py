@@ -36,7 +36,6 @@ from starlette.types import Receive
 from .. import __version__
 from ..config import UserError
 from ..console import visible
-from ..learn.walks import Source
 from ..tracing.trace_base import LISTED
 from ..web_server import DeadlineProtocol, listen, quiet
 from .answers import Listener
@@ -44,7 +43,7 @@ from .attention_views import attention, light
 from .cells import compare, compare_edit, contributions, receipt, tensor_slice
 from .export import export_page
 from .json_values import to_json
-from .katas_and_walks import Exercises, Tours, list_tours
+from .katas_and_walks import Documents, Exercises, list_documents
 from .learning import learning
 from .lru_cache import Cache
 from .outline import outline
@@ -66,6 +65,7 @@ from .requests import (
 )
 from .security import CLIENT, HEADERS, Guard, Tokens, new_secret, usual_port
 from .session import Session
+from .tour import tour
 from .uploads import Pictures
 
 ADDRESS = "127.0.0.1"  # other machines cannot reach it
@@ -284,7 +284,7 @@ class Explorer:
         self._models = [session.about() for session in sessions]
         self._sessions_of_traces = Cache[str, Session](MOST_TRACES)
         self._command = command
-        self._exercises, self._tours = Exercises(), Tours()
+        self._exercises, self._documents = Exercises(), Documents()
 
     # ---- the page
 
@@ -359,22 +359,20 @@ class Explorer:
             return await self.replies.long(request, "attention", lambda job: attention(session, key, scores=True))
         return await self.replies.quick(request, lambda job: attention(session, key))
 
-    # ---- tours and katas
+    # ---- documents and katas
 
-    async def tour_list(self, request: Request) -> Response:
-        return await self.replies.quick(request, lambda job: list_tours())
+    async def document_list(self, request: Request) -> Response:
+        return await self.replies.quick(request, lambda job: list_documents())
 
-    async def tour(self, request: Request) -> Response:
-        number, source = request.path_params["number"], self._source(request)
-        return await self.replies.long(request, "tour", lambda job: self._tours.tour(number, source()))
+    async def document(self, request: Request) -> Response:
+        number = request.path_params["number"]
+        return await self.replies.long(request, "document", lambda job: self._documents.document(number))
 
-    async def tour_figure(self, request: Request) -> Response:
-        number, source = request.path_params["number"], self._source(request)
+    async def document_figure(self, request: Request) -> Response:
+        number = request.path_params["number"]
         section = whole(request.query_params, "section") or 0
         figure = whole(request.query_params, "figure") or 0
-        return await self.replies.long(
-            request, "figure", lambda job: self._tours.figure(number, source(), section, figure)
-        )
+        return await self.replies.long(request, "figure", lambda job: self._documents.figure(number, section, figure))
 
     async def katas(self, request: Request) -> Response:
         return await self.replies.quick(request, lambda job: self._exercises.listed())
@@ -425,19 +423,6 @@ class Explorer:
         if key not in self._sessions_of_traces:
             raise Refused("this trace is no longer kept; open it again", GONE)
         return self._sessions_of_traces[key], key
-
-    def _source(self, request: Request) -> Callable[[], Source | None]:
-        """The trace that a tour goes through: the one named, or that of a model's example; none of either."""
-        query = request.query_params
-        named = word(query, "trace") or word(query, "model")
-        if named is None:
-            return lambda: None
-        if named not in self.sessions:
-            session, key = self._traced(named)
-            return lambda: Source(session.name, session.trace(key))
-        session = self._present(self._session(named))
-        example = session.about()["example"]
-        return lambda: Source(session.name, session.record({"input": example}))
 
 
 def _listener(job: Job) -> Listener:
@@ -495,9 +480,10 @@ def application(explorer: Explorer, port: int) -> Guard:
         f"{trace}/light": ("GET", explorer.of_trace(_light)),
         f"{trace}/contributions": ("GET", explorer.of_trace(_contributions)),
         f"{trace}/learning": ("GET", explorer.of_trace(lambda query: learning)),
-        "/api/tours": ("GET", explorer.tour_list),
-        "/api/tours/{number}": ("GET", explorer.tour),
-        "/api/tours/{number}/figure": ("GET", explorer.tour_figure),
+        f"{trace}/tour": ("GET", explorer.of_trace(lambda query: tour)),
+        "/api/documents": ("GET", explorer.document_list),
+        "/api/documents/{number}": ("GET", explorer.document),
+        "/api/documents/{number}/figure": ("GET", explorer.document_figure),
         "/api/katas": ("GET", explorer.katas),
         "/api/katas/{name}": ("GET", explorer.kata),
         "/api/katas/{name}/answer": ("POST", explorer.kata_answer),

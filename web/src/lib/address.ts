@@ -17,17 +17,20 @@ export const EMPTY: Address = { model: "", input: null, edits: [], lessons: [], 
 export const INPUTS = ["text", "source", "picture", "label"] as const;
 const OPTION = "o.";
 
-/** Views that went into another: where an address that names one leads, and what it opens there. */
-export const MOVED: Record<string, { view: string; more: Record<string, string> }> = {
+/** Views that went into another: where an address that names one leads, what it opens there, and what has another name. */
+export const MOVED: Record<string, { view: string; more: Record<string, string>; renamed?: Record<string, string> }> = {
   answer: { view: "look", more: {} },
   map: { view: "look", more: {} },
   why: { view: "look", more: { open: "why" } },
+  tours: { view: "documents", more: {}, renamed: { tour: "document" } },
 };
 
 /** An address of today, of one that may be older. */
 export function today(address: Address): Address {
   const moved = Object.hasOwn(MOVED, address.view) ? MOVED[address.view] : null;
-  return moved ? { ...address, view: moved.view, more: { ...moved.more, ...address.more } } : address;
+  if (!moved) return address;
+  const more = Object.entries(address.more).map(([name, value]) => [moved.renamed?.[name] ?? name, value]);
+  return { ...address, view: moved.view, more: { ...moved.more, ...Object.fromEntries(more) } };
 }
 
 function decoded(text: string): string {

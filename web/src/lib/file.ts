@@ -13,6 +13,7 @@ import { Problem, WORDS, type Feature, type Shown, type Source } from "./source"
 import type {
   Answer, Attention, Contributions, How, Light, Model, Outline, Picture, PictureOf, Receipt, Slice, State, Tensor,
 } from "./types";
+import type { TourOf } from "./tour";
 
 /** What a file may hold besides its trace; the keys of `light` and `contributions` are made by the two functions below. */
 export type Views = {
@@ -20,6 +21,7 @@ export type Views = {
   answer?: Answer;
   outline?: Pick<Outline, "map"> & Partial<Outline>;
   attention?: Attention;
+  tour?: TourOf;
   light?: Record<string, Light>;
   picture?: Picture;
   picture_of?: Record<string, PictureOf>; // by cell
@@ -168,9 +170,10 @@ export class FileSource implements Source {
   learning = () => this.missing("learning");
   compare = () => this.missing("compare");
   edit = () => this.missing("edit");
-  tours = () => this.missing("tours");
-  tour = () => this.missing("tours");
-  figure = () => this.missing("tours");
+  tour = async () => this.views.tour ?? this.missing("tour");
+  documents = () => this.missing("documents");
+  document = () => this.missing("documents");
+  figure = () => this.missing("documents");
   katas = () => this.missing("katas");
   kata = () => this.missing("katas");
   kataAnswer = () => this.missing("katas");

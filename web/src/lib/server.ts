@@ -4,6 +4,8 @@ import { Problem, type Event, type Feature, type Shown, type Source, type Watch 
 import type {
   Answer, Attention, Changed, Contributions, Difference, How, Learning, Light, Model, Outline, Picture, PictureOf, Receipt, Slice, State,
 } from "./types";
+import type { DocumentName, DocumentOf } from "../views/inside/lesson_types";
+import type { TourOf } from "./tour";
 
 const SECRET = "pencil.secret";
 const IN_ADDRESS = /[#&]secret=([\w-]*)/;
@@ -156,16 +158,20 @@ export class ServerSource implements Source {
     return this.post("edit", { state, edit }, watch.signal);
   }
 
-  tours(): Promise<unknown> {
-    return this.get("tours");
+  tour(trace: string): Promise<TourOf> {
+    return this.get(`trace/${trace}/tour`);
   }
 
-  tour(number: string, trace: string | null): Promise<unknown> {
-    return this.get(`tours/${encodeURIComponent(number)}`, { trace });
+  documents(): Promise<{ documents: DocumentName[] }> {
+    return this.get("documents");
   }
 
-  figure(number: string, section: number, figure: number, trace: string | null): Promise<{ picture: string }> {
-    return this.get(`tours/${encodeURIComponent(number)}/figure`, { section, figure, trace });
+  document(number: string): Promise<DocumentOf> {
+    return this.get(`documents/${encodeURIComponent(number)}`);
+  }
+
+  figure(number: string, section: number, figure: number): Promise<{ picture: string }> {
+    return this.get(`documents/${encodeURIComponent(number)}/figure`, { section, figure });
   }
 
   katas(): Promise<unknown> {

@@ -3,6 +3,8 @@
 import type {
   Answer, Attention, Changed, Contributions, Difference, Frame, How, Learning, Light, Model, Outline, OutToken, Picture, PictureOf, Receipt, Slice, State, Taken,
 } from "./types";
+import type { DocumentName, DocumentOf } from "../views/inside/lesson_types";
+import type { TourOf } from "./tour";
 
 /** Something the person can read and mend, in one sentence. */
 export class Problem extends Error {
@@ -30,7 +32,7 @@ export type Watch = { signal?: AbortSignal; onEvent?: (event: Event) => void };
 export type Shown = { cell: string; more: Record<string, string>; open: string[] };
 
 export type Feature =
-  | "input" | "answer" | "record" | "picture" | "attention" | "light" | "contributions" | "compare" | "edit" | "tours" | "katas" | "export" | "scores" | "learning";
+  | "input" | "answer" | "record" | "picture" | "attention" | "light" | "contributions" | "compare" | "edit" | "tour" | "documents" | "katas" | "export" | "scores" | "learning";
 
 /** One method a view. Every one may reject with a `Problem`. */
 export interface Source {
@@ -68,11 +70,12 @@ export interface Source {
   learning(trace: string): Promise<Learning>;
   compare(a: State, b: State, watch?: Watch): Promise<Difference>;
   edit(state: State, edit: string, watch?: Watch): Promise<Changed>;
-  tours(): Promise<unknown>;
-  /** With the numbers of a trace; without one, with those of the document. */
-  tour(number: string, trace: string | null): Promise<unknown>;
-  /** A figure of a section of a tour, as the address of a picture. */
-  figure(number: string, section: number, figure: number, trace: string | null): Promise<{ picture: string }>;
+  /** The tour of the model that a trace is of, with the numbers of the trace. */
+  tour(trace: string): Promise<TourOf>;
+  documents(): Promise<{ documents: DocumentName[] }>;
+  document(number: string): Promise<DocumentOf>;
+  /** A figure of a section of a document, as the address of a picture. */
+  figure(number: string, section: number, figure: number): Promise<{ picture: string }>;
   katas(): Promise<unknown>;
   kata(name: string, seed: number | "new" | null): Promise<unknown>;
   kataAnswer(name: string, seed: number | null, answers: string[]): Promise<unknown>;
@@ -91,7 +94,8 @@ export const WORDS: Record<Feature, string> = {
   contributions: "the contributions to this number",
   compare: "a comparison",
   edit: "a change inside the model",
-  tours: "the tours",
+  tour: "the tour",
+  documents: "the documents",
   katas: "the katas",
   export: "the export to a file",
   scores: "the scores of the heads",

@@ -4,13 +4,14 @@ import type { Component } from "svelte";
 import type { Source } from "../lib/source";
 import type { Model } from "../lib/types";
 import Compare from "./Compare.svelte";
+import Documents from "./Documents.svelte";
 import Katas from "./Katas.svelte";
 import Knobs from "./Knobs.svelte";
 import Learn from "./Learn.svelte";
 import Look from "./Look.svelte";
 import Numbers from "./Numbers.svelte";
 import Share from "./Share.svelte";
-import Tours from "./Tours.svelte";
+import TourOfModel from "./TourOfModel.svelte";
 import Wall from "./Wall.svelte";
 
 export type Group = "look" | "inside" | "try" | "lessons";
@@ -39,7 +40,8 @@ export const VIEWS: View[] = [
   { id: "change", title: "Change", group: "try", component: Knobs, needs: "nothing", receipts: true, when: (source) => source.can("edit") },
   { id: "compare", title: "Compare", group: "try", component: Compare, needs: "trace", receipts: true, when: (source) => source.can("compare") },
   { id: "learn", title: "Learn", group: "try", component: Learn, needs: "nothing", receipts: true, when: (source) => source.can("learning") },
-  { id: "tours", title: "Tours", group: "lessons", component: Tours, needs: "trace", receipts: true, when: (source) => source.can("tours") },
+  { id: "tour", title: "Tour", group: "lessons", component: TourOfModel, needs: "trace", receipts: false, when: (source) => source.can("tour") },
+  { id: "documents", title: "Documents", group: "lessons", component: Documents, needs: "nothing", receipts: false, when: (source) => source.can("documents") },
   { id: "katas", title: "Katas", group: "lessons", component: Katas, needs: "nothing", receipts: false, when: (source) => source.can("katas") },
   { id: "share", title: "Share", group: null, component: Share, needs: "nothing", receipts: false, when: (source) => source.can("answer") || source.can("export") },
 ];

@@ -1,19 +1,19 @@
-// What the server returns of tours and katas.
+// What the server returns of documents and katas.
 
 export type Grid = { where: string; rows: (number | string)[][]; down: string[]; across: string[] };
-export type Shown = { symbol: string; source: string; name: string; ours: string; formula: string; meaning: string; shape: number[]; axes: string[]; cut: string; cell: string | null; grids: Grid[] };
-export type Unfolded = { title: string; lines: string[]; command: string; cell: string | null };
+export type Shown = { symbol: string; source: string; name: string; ours: string; formula: string; meaning: string; shape: number[]; axes: string[]; cut: string; grids: Grid[] };
+export type Unfolded = { title: string; lines: string[]; command: string };
 export type Printed = { printed: string; true: string; verdict: string; note: string };
 export type Compared = { name: string; formula: string; line: number; where: string; rows: Printed[][] };
 export type Claim = { line: number; text: string; verdict: string; values: string; note: string; command: string };
 export type Figure = { caption: string; command: string };
 export type Section = {
-  title: string; level: number; about: string; text: string; then: string; skipped: string; lacking: string; missing: string[];
+  title: string; level: number; about: string; text: string; then: string; skipped: string;
   shown: Shown[]; unfolded: Unfolded[]; compared: Compared[]; claims: Claim[]; corrections: [number, string][];
-  katas: string[]; labs: string[]; commands: string[]; figures: Figure[];
+  katas: string[]; figures: Figure[];
 };
-export type Tour = { number: string; title: string; credit: string; run: string; sections: Section[] };
-export type TourName = { number: string; title: string; sections: number };
+export type DocumentOf = { number: string; title: string; credit: string; sections: Section[] };
+export type DocumentName = { number: string; title: string; sections: number };
 
 export type KataName = { name: string; title: string; topic: string; due: string; attempts: number; solved: number; seen: number; wrong: number };
 export type KataList = { katas: KataName[]; next: string | null };

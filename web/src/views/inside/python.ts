@@ -24,8 +24,9 @@ export function versusLines(model: Model, other: State, mine: Input): string[] {
   return [...pictured, `other = ${traced(model, other.input, "", own ? OTHER_PICTURE : undefined)}`, ...edits, "", "from pencil.tracing.show import differences", "", "for found in differences(other, t):", "    print(found)"];
 }
 
-export function tourLines(number: string, run: string): string[] {
-  return ["", "from pencil.learn.walks import Source, walk", "", `for section in walk(${quoted(number)}, Source(${quoted(run)}, t)).sections:`, "    print(section.title, [one.name for one in section.shown])"];
+/** A document has an example of its own, and needs no trace either. */
+export function documentLines(number: string): string {
+  return `from pencil.learn.walks import walk\n\nfor section in walk(${quoted(number)}).sections:\n    print(section.title, [one.name for one in section.shown])\n`;
 }
 
 /** An exercise needs no trace. */
