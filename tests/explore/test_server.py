@@ -125,7 +125,7 @@ def test_a_request_of_another_site_is_refused(two, site):
 
 
 @pytest.mark.parametrize(
-    "path", ["/api/models", "/api/katas", "/api/tours", f"/api/trace/{KEY}/attention", "/api/nothing"]
+    "path", ["/api/models", "/api/katas", "/api/documents", f"/api/trace/{KEY}/attention", "/api/nothing"]
 )
 def test_everything_under_api_needs_the_token(two, path):
     for token in (None, "", ".", "x", two.token[:-5], "a" + two.token, two.token.partition(".")[0], "é.x"):
@@ -307,8 +307,8 @@ def test_a_path_is_never_more_than_a_name(two, key):
     for path in (
         f"/api/trace/{key}/receipt?cell=x",
         f"/api/katas/{key}",
-        f"/api/tours/{key}",
-        f"/api/tours/{key}/figure",
+        f"/api/documents/{key}",
+        f"/api/documents/{key}/figure",
     ):
         reply = two.get(path)
         assert reply.status in (404, 410), (path, reply.body)

@@ -1,4 +1,4 @@
-"""Katas and tours over HTTP: no answer in the page, graded and kept as in the terminal."""
+"""Katas and documents over HTTP: no answer in the page, graded and kept as in the terminal."""
 
 import json
 

@@ -26,7 +26,7 @@ AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min
 GROUPS = {
     "Inside": ("Numbers", "Heads"),
     "Try": ("Change", "Compare", "Learn"),
-    "Lessons": ("Tours", "Katas"),
+    "Lessons": ("Tour", "Documents", "Katas"),
 }
 
 Reply = Any | Callable[[Any], Any]  # JSON, or a function of the request
