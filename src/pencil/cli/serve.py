@@ -92,7 +92,7 @@ def serve(
         served = [_served(path, rows, waiting, template, device, dtype) for path in runs]
         if len({one.name for one in served}) < len(served):
             raise UserError("two of these runs have the same folder name, which is a model's name: rename one")
-        sys.setswitchinterval(0.001)  # the models' threads give way to short answers, such as the server's health
+        sys.setswitchinterval(0.0001)  # whoever writes to a socket waits so long until the models' threads give way
         api = Api(served, seconds, debug, log_prompts)
         for one in served:
             one.worker.on_failure = api.failed

@@ -38,7 +38,7 @@ from .tile import Tile, steady, to_device, whole_keys
 
 DRAWN = 64  # random numbers of a sequence drawn at a time
 VECTOR = 16  # numbers that a kernel reads at once, or a multiple of them
-AHEAD = 8  # steps of a tile that follow one another on CUDA before the host looks at their tokens
+AHEAD = 16  # steps of a tile that follow one another on CUDA before the host looks at their tokens
 
 Likeliest = tuple[Tensor, Tensor]  # the ids of the likeliest tokens of each step, and their logprobs
 
@@ -259,7 +259,8 @@ class Engine:
         self._drop()
         self._admit()
         before, self.chosen = self.chosen, []
-        pieces = max(self.ahead, len(self.tiles))
+        # a piece takes a GPU about as long as a step, and rows whose prompts are not read stand still meanwhile
+        pieces = max(2 * self.ahead if self.ahead > 1 else 1, len(self.tiles))
         while pieces > 0 and any(self.reading):
             for t in range(len(self.tiles)):
                 if self.reading[t]:

@@ -15,7 +15,7 @@ from typing import Any
 from .engine import Continuation, Engine, Piece
 from .errors import RequestError
 
-EVENT_SECONDS = 0.02  # that a piece waits for others
+EVENT_SECONDS = 0.03  # that a piece waits for others
 JOBS = 64  # calls of the model that may wait, beside the sequences of an engine
 
 Mailbox = asyncio.Queue[tuple[int, Piece]]  # which continuation of a request, and what is new of it
