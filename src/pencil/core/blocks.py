@@ -6,6 +6,10 @@ post-norm, as the first Transformer was. In `AdaBlock` and `AdaNormBlock` a cond
 Pre-norm and post-norm are different blocks. `norm_position = "post"` uses other blocks, written out; no block has a
 flag for it. A post-norm model has no norm at its end and, in BERT, one at its beginning. Its matrices are initialised
 as Glorot's, the pre-norm ones as GPT-2's: each as it was first trained.
+
+`BRANCHES` of a block are what hangs from its residual stream, in the order of computing: each submodule that adds to
+the stream, with the name of the stream after it. Two that add at the same place, as in a parallel block, have the same
+name. `core/probe.py`: `branches` joins them for a model, and pictures of a model are drawn from that.
 """
 
 from collections.abc import Callable
@@ -40,6 +44,7 @@ class Block(nn.Module):
         "mlp_norm": ("B T D", "X̂", "Norm_mlp(X′)"),
         "post": ("B T D", "Xˡ", "X′ + M_mlp"),
     }
+    BRANCHES = {"attn": "mid", "mlp": "post"}
     SYMBOLS = {"attn": _SELF}
 
     def __init__(
@@ -82,6 +87,7 @@ class CrossBlock(nn.Module):
         "mlp_norm": ("B T D", "X̂", "Norm_mlp(X″)"),
         "post": ("B T D", "Xˡ", "X″ + M_mlp"),
     }
+    BRANCHES = {"attn": "mid", "cross": "cross_mid", "mlp": "post"}
     SYMBOLS = {"attn": _SELF, "cross": _CROSS}
     LETTERS = {"cross": _SOURCE}
 
@@ -125,6 +131,7 @@ class PostBlock(nn.Module):
         "mid": ("B T D", "X′", "Norm_attn(Xˡ⁻¹ + O)"),
         "post": ("B T D", "Xˡ", "Norm_mlp(X′ + M_mlp)"),
     }
+    BRANCHES = {"attn": "mid", "mlp": "post"}
     SYMBOLS = {"attn": {"X_q": "Xˡ⁻¹", "X_kv": "Xˡ⁻¹"}, "mlp": {"X̂": "X′"}}
 
     def __init__(
@@ -160,6 +167,7 @@ class PostCrossBlock(nn.Module):
         "cross_mid": ("B T D", "X″", "Norm_cross(X′ + O_src)"),
         "post": ("B T D", "Xˡ", "Norm_mlp(X″ + M_mlp)"),
     }
+    BRANCHES = {"attn": "mid", "cross": "cross_mid", "mlp": "post"}
     SYMBOLS = {"attn": PostBlock.SYMBOLS["attn"], "cross": _CROSS | {"X_q": "X′"}, "mlp": {"X̂": "X″"}}
     LETTERS = {"cross": _SOURCE}
 
@@ -212,6 +220,7 @@ class AdaBlock(nn.Module):
         "mlp_norm": ("B T D", "X̂", "LN(X′)·(1 + γ₂) + β₂"),
         "post": ("B T D", "Xˡ", "X′ + α₂·M_mlp"),
     }
+    BRANCHES = {"attn": "mid", "mlp": "post"}
     SYMBOLS = {"attn": _SELF}
     WEIGHTS = {"ada.weight": "W_ada", "ada.bias": "b_ada"}
 
@@ -263,6 +272,7 @@ class AdaNormBlock(nn.Module):
         "mlp_norm": ("B T D", "X̂", "γ₂·LN(X′) + β₂"),
         "post": ("B T D", "Xˡ", "X′ + M_mlp"),
     }
+    BRANCHES = {"attn": "mid", "mlp": "post"}
     SYMBOLS = {"attn": _SELF}
     WEIGHTS = {"ada.weight": "W_ada", "ada.bias": "b_ada"}
 

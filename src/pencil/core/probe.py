@@ -163,6 +163,28 @@ def declared(model: nn.Module) -> dict[str, Name]:
     return names
 
 
+class Branch(NamedTuple):
+    """What hangs from a residual stream: its path, that of its block, and the name of the stream after it."""
+
+    path: str
+    block: str
+    stream: str
+    norm: str  # "before": it reads a normed copy of the stream; "after": the sum is normed, which is then the stream
+    modulation: str  # the name of what a condition sets its norm with; empty: nothing does
+
+
+def branches(model: nn.Module) -> list[Branch]:
+    """What hangs from the residual streams of a model, in module order: the `BRANCHES` tables of its blocks, joined."""
+    joined = []
+    for path, module in model.named_modules():
+        place, names = f"{path}." if path else "", getattr(module, "NAMES", {})
+        for part, stream in getattr(module, "BRANCHES", {}).items():
+            norm = "before" if f"{part}_norm" in names else "after"
+            modulation = f"{place}modulation" if "modulation" in names else ""
+            joined.append(Branch(place + part, path, place + stream, norm, modulation))
+    return joined
+
+
 def _within(path: str, part: str) -> str:
     return "".join(f"{piece}." for piece in (path, part) if piece)
 

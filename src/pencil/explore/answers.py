@@ -17,7 +17,6 @@ from ..families.explore_profile import ExploreProfile, Prompt, data_address
 from ..families.reader import embed_texts, settings_of
 from ..inference.autoencoder import autoencoder_of, has_latents
 from ..inference.diffusion import (
-    Process,
     RectifiedFlow,
     classifier_free_guidance,
     draw_noise,
@@ -385,6 +384,27 @@ def _embed(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
 # ---- a picture, out of the noise
 
 
+class Painter:
+    """What makes pictures that a page can show of what a diffusion model computes."""
+
+    def __init__(self, loaded: Loaded):
+        autoencoder = autoencoder_of(loaded.run, loaded.device)
+        latents = autoencoder is not None or has_latents(loaded.run, loaded.model.config)
+        self.decodes, self.bare = autoencoder is not None, latents and autoencoder is None
+        self.process, self._decode = process_of(loaded.model.config, latents), decoder_of(autoencoder)
+
+    def clean(self, x: Tensor, predicted: Tensor, t: Any) -> Tensor:
+        """The clean picture that a prediction at time t implies."""
+        predicted, _ = split_variance(predicted, x.shape[1])
+        if isinstance(self.process, RectifiedFlow):
+            return x - t * predicted
+        return self.process.split(x, predicted, t)[0]
+
+    def address(self, x: Tensor) -> str:
+        """A picture as a data address; the frames of a video stand side by side."""
+        return data_address(_side_by_side(self._decode(x[:, :3] if self.bare else x)[0]))
+
+
 def _draw(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
     """The picture that `pencil sample` draws with the same seed, and moments on the way to it.
 
@@ -393,10 +413,8 @@ def _draw(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
     """
     loaded, listener, options = question.loaded, question.listener, question.state.options
     c, device, steps = loaded.model.config, loaded.device, int(options["steps"])
-    autoencoder = autoencoder_of(loaded.run, device)
-    latents = autoencoder is not None or has_latents(loaded.run, c)
-    bare = latents and autoencoder is None
-    process, decode = process_of(c, latents), decoder_of(autoencoder)
+    painter = Painter(loaded)
+    process = painter.process
     generators = [torch.Generator().manual_seed(int(options["seed"]) * 1_000_003)]
     x = draw_noise((1, c.channels, *c.sides), generators).to(device)
     condition = prompt.condition
@@ -410,21 +428,18 @@ def _draw(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
         seen["x"], seen["predicted"] = x, guided(x, timestep)
         return seen["predicted"]
 
-    def picture_of(x: Tensor) -> str:
-        return data_address(_side_by_side(decode(x[:, :3] if bare else x)[0]))
-
-    few = PICTURE_MOMENTS if c.frames == 1 and autoencoder is None else SLOW_MOMENTS
+    few = PICTURE_MOMENTS if c.frames == 1 and not painter.decodes else SLOW_MOMENTS
     moments = set(np.linspace(0, steps, min(few, steps + 1)).astype(int).tolist())
     frames, times = [], process.times(steps)
     listener.step(0, steps, "denoising")
     for done, after in enumerate(sample_steps(process, denoise, x, steps, None, generators)):
         if done in moments:
-            clean = _clean(process, seen["x"], seen["predicted"], times[done])
+            clean = painter.clean(seen["x"], seen["predicted"], times[done])
             frame = {
                 "step": done,
                 "time": float(times[done]),
-                "picture": picture_of(seen["x"]),
-                "clean": picture_of(clean),
+                "picture": painter.address(seen["x"]),
+                "clean": painter.address(clean),
             }
             frames.append(frame)
             listener.tell("frame", frame)
@@ -432,21 +447,15 @@ def _draw(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
         listener.step(done + 1, steps, "denoising")
     if not x.isfinite().all():
         raise UserError("the sampling diverged: choose a lower guidance, or take back an edit")
-    frames.append({"step": steps, "time": 0.0, "picture": picture_of(x)})
+    frames.append({"step": steps, "time": 0.0, "picture": painter.address(x)})
     listener.tell("frame", frames[-1])
     notes = {
         "The frames of the video stand side by side.": c.frames > 1,
-        "The run has no autoencoder: three channels of its latents are shown as colours.": bare,
+        "The run has no autoencoder: three channels of its latents are shown as colours.": painter.bare,
         "The edits are made at every denoising step.": model is not loaded.model,
     }
     shown = [line for line, holds in notes.items() if holds]
     return {"picture": frames[-1]["picture"], "frames": frames, "notes": shown}
-
-
-def _clean(process: Process, x: Tensor, predicted: Tensor, t: Any) -> Tensor:
-    """The clean picture that a prediction at time t implies."""
-    predicted, _ = split_variance(predicted, x.shape[1])
-    return x - t * predicted if isinstance(process, RectifiedFlow) else process.split(x, predicted, t)[0]
 
 
 def _side_by_side(picture: np.ndarray) -> np.ndarray:

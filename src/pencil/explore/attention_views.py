@@ -39,12 +39,16 @@ class Patterns:
 
     def __getitem__(self, name: str) -> Array:
         """The attention weights (heads, queries, keys) of the first row of the batch."""
+        return self.of(name)
+
+    def of(self, name: str, row: int = 0) -> Array:
+        """Those of a row of the batch."""
         values = np.asarray(self.trace.array(name), dtype=np.float64)
         parts = self.within[layer_of(name) % len(self.within)] if _group(name) == "" else None
         if parts is None:
-            return values[0]
+            return values[row]
         whole = np.zeros((values.shape[1], len(parts.order), len(parts.order)))
-        for part, at in zip(values, parts.order.reshape(parts.count, -1).numpy(), strict=False):
+        for part, at in zip(values[row * parts.count :], parts.order.reshape(parts.count, -1).numpy(), strict=False):
             whole[:, at[:, None], at] = part
         return whole
 

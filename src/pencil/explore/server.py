@@ -47,6 +47,7 @@ from .katas_and_walks import Documents, Exercises, list_documents
 from .learning import learning
 from .lru_cache import Cache
 from .outline import outline
+from .picture import picture, picture_of
 from .request_queue import ENDS, Cancelled, Job, Jobs, Work
 from .requests import (
     GONE,
@@ -439,6 +440,10 @@ def _light(query: QueryParams) -> Callable[..., dict[str, Any]]:
     return partial(light, layer=layer, head=head, how=word(query, "how") or "mean")
 
 
+def _picture_of(query: QueryParams) -> Callable[..., dict[str, Any]]:
+    return partial(picture_of, cell=needed(query, "cell"))
+
+
 def _contributions(query: QueryParams) -> Callable[..., dict[str, Any]]:
     cell = needed(query, "cell")
     return partial(contributions, cell=cell, against=word(query, "against"), part=word(query, "part"))
@@ -478,6 +483,8 @@ def application(explorer: Explorer, port: int) -> Guard:
         f"{trace}/receipt": ("GET", explorer.of_trace(_receipt)),
         f"{trace}/attention": ("GET", explorer.attention),
         f"{trace}/light": ("GET", explorer.of_trace(_light)),
+        f"{trace}/picture": ("GET", explorer.of_trace(lambda query: picture)),
+        f"{trace}/picture/of": ("GET", explorer.of_trace(_picture_of)),
         f"{trace}/contributions": ("GET", explorer.of_trace(_contributions)),
         f"{trace}/learning": ("GET", explorer.of_trace(lambda query: learning)),
         f"{trace}/tour": ("GET", explorer.of_trace(lambda query: tour)),

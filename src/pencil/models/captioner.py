@@ -226,8 +226,11 @@ class Captioner(Shown, nn.Module):
 
         The picture is given with the first call; a cache keeps it. The span, if given, is the text's alone.
         """
-        x = self.hidden(tokens, picture, span, cache, last, probe)
-        return probe.checked(probe("logits", self.logits(x)))
+        return probe.checked(self.readout(self.stream(tokens, picture, span, cache, probe), last, probe))
+
+    def readout(self, x: Float[Tensor, "B t D"], last: Last = False, probe: Probe = OFF) -> Float[Tensor, "B n V"]:
+        """What the residual stream of the text says: the logits of the tokens that `last` chooses."""
+        return probe("logits", self.logits(self.final(x, last, probe)))
 
     def hidden(
         self,
@@ -239,6 +242,22 @@ class Captioner(Shown, nn.Module):
         probe: Probe = OFF,
     ) -> Float[Tensor, "B n e"]:
         """The final states of the text, in the width of the output matrix; it takes what `forward` takes."""
+        return self.final(self.stream(tokens, picture, span, cache, probe), last, probe)
+
+    def final(self, x: Float[Tensor, "B t D"], last: Last = False, probe: Probe = OFF) -> Float[Tensor, "B n e"]:
+        """The final states of a residual stream of the text."""
+        x, back = probe("norm", self.norm(pick_tokens(x, last))), self.text_project
+        return back.back(x, probe / "text_project") if isinstance(back, TiedProjectText) else x
+
+    def stream(
+        self,
+        tokens: Int[Tensor, "B t"],
+        picture: Float[Tensor, "B C H W"] | None = None,
+        span: Span | None = None,
+        cache: Cache | None = None,
+        probe: Probe = OFF,
+    ) -> Float[Tensor, "B t D"]:
+        """The residual stream of the text after the last block."""
         c, first = self.config, cache is None or cache.unwritten
         if first != (picture is not None):
             raise ValueError("the picture is read once: give it with the first tokens, and with no later ones")
@@ -266,9 +285,7 @@ class Captioner(Shown, nn.Module):
         x = self.drop(probe("input", x))
         for i, block in enumerate(self.blocks):
             x = block(x, here, None if cache is None else cache[i], probe / f"blocks.{i}")
-        x = probe("norm", self.norm(pick_tokens(x[:, -count:], last)))
-        back = self.text_project
-        return back.back(x, probe / "text_project") if isinstance(back, TiedProjectText) else x
+        return x[:, -count:]
 
     def logits(self, x: Float[Tensor, "B n e"]) -> Float[Tensor, "B n V"]:
         """The output matrix: final states to logits."""

@@ -259,7 +259,8 @@ class DiT(Shown, nn.Module):
             condition = condition + probe("label", self.labels(label))
         if self.text_encoder is not None and self.text_tokens is not None and given is not None:
             there = places or Span.whole(given.shape[1], device=given.device)
-            states = self.text_encoder(self.text_tokens(given), there, probe / "text_encoder")
+            x, inner = self.text_tokens(given), probe / "text_encoder"
+            states = self.text_encoder.final(self.text_encoder(x, there, inner), inner)
             pooled = mean_of(states, there)
             if drop_condition is not None and self.null_text is not None:
                 pooled = torch.where(drop_condition[:, None], self.null_text.to(pooled.dtype), pooled)
@@ -300,10 +301,16 @@ class DiT(Shown, nn.Module):
                 x = group.scatter(block(grouped, span, repeated, probe / f"blocks.{i}"))
         if groups[0] is not None:
             x = probe("ungrouped", x)
+        return join(probe.checked(self.readout(x, condition, probe)), c.sides, c.patch_sizes)
+
+    def readout(
+        self, x: Float[Tensor, "B N D"], condition: Float[Tensor, "B D"], probe: Probe = OFF
+    ) -> Float[Tensor, "B N o"]:
+        """What the residual stream says under a condition: the prediction, patch by patch."""
         shift, scale = probe("last", self.last(nn.functional.silu(condition)))[:, None].chunk(2, -1)
         shift, scale = probe("last_shift", shift), probe("last_scale", scale)
         x = probe("norm", self.norm(x) * (1 + scale) + shift)
-        return join(probe.checked(probe("patches_out", self.head(x))), c.sides, c.patch_sizes)
+        return probe("patches_out", self.head(x))
 
 
 _SECOND = {"B": "B₂", "r": "r₂", "b": "b₂", "r_a": "r₂_a", "b_a": "b₂_a"}  # the biases of every other block

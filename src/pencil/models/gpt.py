@@ -1,7 +1,9 @@
 """GPT: tokens in, the next token's logits out; pre-norm, as GPT-2 and nanoGPT.
 
-The output matrix comes last, by itself. `forward` is `logits(hidden(…))` in every model over a vocabulary, so that a
-loss can be fused with the product; `output_matrix` is its weight and bias.
+The output matrix comes last, by itself. In every model over a vocabulary `forward` gives the `logits` of `hidden`, so
+that a loss can be fused with the product; `output_matrix` is its weight and bias. Between the residual stream and the
+output is `readout`: of the stream after the last block it is the answer, of an earlier one what the model would say
+there (the logit lens). Every model has `readout`.
 """
 
 from dataclasses import dataclass
@@ -137,8 +139,11 @@ class GPT(Shown, nn.Module):
 
         Without a span the tokens are consecutive, and follow those in the cache.
         """
-        x = self.hidden(tokens, span, cache, last, probe)
-        return probe.checked(probe("logits", self.logits(x)))
+        return probe.checked(self.readout(self.stream(tokens, span, cache, probe), last, probe))
+
+    def readout(self, x: Float[Tensor, "B T D"], last: Last = False, probe: Probe = OFF) -> Float[Tensor, "B t V"]:
+        """What the residual stream says: the logits of the tokens that `last` chooses."""
+        return probe("logits", self.logits(self.final(x, last, probe)))
 
     def hidden(
         self,
@@ -149,6 +154,16 @@ class GPT(Shown, nn.Module):
         probe: Probe = OFF,
     ) -> Float[Tensor, "B t D"]:
         """The final states, X_f, whose `logits` the model returns; it takes what `forward` takes."""
+        return self.final(self.stream(tokens, span, cache, probe), last, probe)
+
+    def final(self, x: Float[Tensor, "B T D"], last: Last = False, probe: Probe = OFF) -> Float[Tensor, "B t D"]:
+        """The final states of a residual stream."""
+        return probe("norm", self.norm(pick_tokens(x, last)))
+
+    def stream(
+        self, tokens: Int[Tensor, "B T"], span: Span | None = None, cache: Cache | None = None, probe: Probe = OFF
+    ) -> Float[Tensor, "B T D"]:
+        """The residual stream after the last block."""
         count = tokens.shape[1]
         here = span or (Span.whole(count, device=tokens.device) if cache is None else cache.next(count))
         check_length(here, self.config.context, self.positions)
@@ -160,7 +175,7 @@ class GPT(Shown, nn.Module):
         x = self.drop(probe("input", x))
         for i, block in enumerate(self.blocks):
             x = block(x, here, None if cache is None else cache[i], probe / f"blocks.{i}")
-        return probe("norm", self.norm(pick_tokens(x, last)))
+        return x
 
     def logits(self, x: Float[Tensor, "B t D"]) -> Float[Tensor, "B t V"]:
         """The output matrix: final states to logits."""

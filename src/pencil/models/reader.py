@@ -95,7 +95,10 @@ PRESETS: dict[str, dict] = {
 
 
 class Encoder(nn.Module):
-    """Embedded tokens to hidden states: the blocks of a reader, and the encoder of an encoder–decoder."""
+    """Embedded tokens to the residual stream after the last block, of which `final` makes the hidden states.
+
+    It is the blocks of a reader, and the encoder of an encoder–decoder.
+    """
 
     def __init__(self, config: BlockConfig, context: int):
         super().__init__()
@@ -122,6 +125,10 @@ class Encoder(nn.Module):
         x = self.drop(probe("input", x if self.embed_norm is None else self.embed_norm(x)))
         for i, block in enumerate(self.blocks):
             x = block(x, here, probe=probe / f"blocks.{i}")
+        return x
+
+    def final(self, x: Float[Tensor, "B T D"], probe: Probe = OFF) -> Float[Tensor, "B T D"]:
+        """The hidden states of a residual stream."""
         return probe("out", x if self.norm is None else self.norm(x))
 
 
@@ -222,6 +229,16 @@ class Reader(Shown, nn.Module):
         probe: Probe = OFF,
     ) -> Float[Tensor, "B T D"]:
         """The hidden states X_f, which a head reads."""
+        return self.encoder.final(self.stream(tokens, span, types, probe), probe / "encoder")
+
+    def stream(
+        self,
+        tokens: Int[Tensor, "B T"],
+        span: Span,
+        types: Int[Tensor, "B T"] | None = None,
+        probe: Probe = OFF,
+    ) -> Float[Tensor, "B T D"]:
+        """The residual stream after the last block."""
         x = self.tokens(tokens)
         if self.types is not None:
             x = x + (self.types.weight[0] if types is None else self.types(types))
@@ -241,14 +258,17 @@ class Reader(Shown, nn.Module):
         Without a span there is no padding; without types all tokens are of type 0.
         """
         here = span or Span.whole(tokens.shape[1], device=tokens.device)
+        return probe.checked(self.readout(self.stream(tokens, here, types, probe), here, probe))
+
+    def readout(self, x: Float[Tensor, "B T D"], span: Span, probe: Probe = OFF) -> Float[Tensor, "B *T n"]:
+        """What the residual stream says: the logits of the label or of every token; without a head the states."""
+        x = self.encoder.final(x, probe / "encoder")
         if isinstance(self.head, WordHead):
-            x = self.hidden(tokens, here, types, probe)
-            return probe.checked(probe("logits", self.logits(x)))
-        x = self.states(tokens, here, types, probe)
+            return probe("logits", self.logits(self.head(x, probe / "head")))
         if self.head is None:
-            return probe.checked(x)
-        z = self.head(x, here, probe / "head")
-        return probe.checked(z if self.config.output == "pool" else probe("logits", z))
+            return x
+        z = self.head(x, span, probe / "head")
+        return z if self.config.output == "pool" else probe("logits", z)
 
     def hidden(
         self,

@@ -167,7 +167,7 @@ class Seq2Seq(Shown, nn.Module):
         """The source's keys and values for every block, computed once; without a span it has no padding."""
         there = span or Span.whole(source.shape[1], device=source.device)
         x = probe("source", self._embed(self.source_tokens or self.tokens, source))
-        states = self.encoder(x, there, probe / "encoder")
+        states = self.encoder.final(self.encoder(x, there, probe / "encoder"), probe / "encoder")
         blocks: Any = self.blocks
         reads = [block.cross.read(states, probe / f"blocks.{i}.cross") for i, block in enumerate(blocks)]
         return Memory(reads, there)
@@ -187,8 +187,11 @@ class Seq2Seq(Shown, nn.Module):
         The source is given with the first call; a cache keeps its keys and values. Spans are needed where target or
         source have padding.
         """
-        x = self.hidden(tokens, source, source_span, span, cache, last, probe)
-        return probe.checked(probe("logits", self.logits(x)))
+        return probe.checked(self.readout(self.stream(tokens, source, source_span, span, cache, probe), last, probe))
+
+    def readout(self, x: Float[Tensor, "B T D"], last: Last = False, probe: Probe = OFF) -> Float[Tensor, "B n V"]:
+        """What the residual stream of the decoder says: the logits of the tokens that `last` chooses."""
+        return probe("logits", self.logits(self.final(x, last, probe)))
 
     def hidden(
         self,
@@ -201,6 +204,24 @@ class Seq2Seq(Shown, nn.Module):
         probe: Probe = OFF,
     ) -> Float[Tensor, "B n D"]:
         """The final states, divided by √D if the model does so, for `logits`; it takes what `forward` takes."""
+        return self.final(self.stream(tokens, source, source_span, span, cache, probe), last, probe)
+
+    def final(self, x: Float[Tensor, "B T D"], last: Last = False, probe: Probe = OFF) -> Float[Tensor, "B n D"]:
+        """The final states of a residual stream of the decoder."""
+        x = pick_tokens(x, last)
+        x = probe("norm", x if self.norm is None else self.norm(x))
+        return x * self.config.width**-0.5 if self.config.scale_logits else x
+
+    def stream(
+        self,
+        tokens: Int[Tensor, "B T"],
+        source: Int[Tensor, "B s"] | None = None,
+        source_span: Span | None = None,
+        span: Span | None = None,
+        cache: Cache | None = None,
+        probe: Probe = OFF,
+    ) -> Float[Tensor, "B T D"]:
+        """The residual stream of the decoder after its last block."""
         memory = None if cache is None else cache.memory
         if (memory is None) != (source is not None):
             raise ValueError("the source is read once: give it with the first tokens, and with no later ones")
@@ -221,9 +242,7 @@ class Seq2Seq(Shown, nn.Module):
         x = self.drop(probe("input", x))
         for i, block in enumerate(self.blocks):
             x = block(x, here, memory.layers[i], across, None if cache is None else cache[i], probe / f"blocks.{i}")
-        x = pick_tokens(x, last)
-        x = probe("norm", x if self.norm is None else self.norm(x))
-        return x * self.config.width**-0.5 if self.config.scale_logits else x
+        return x
 
     def logits(self, x: Float[Tensor, "B n D"]) -> Float[Tensor, "B n V"]:
         """The output matrix: final states to logits."""

@@ -167,6 +167,11 @@ class ViT(Shown, nn.Module):
         x = self.drop(probe("input", x if self.embed_norm is None else self.embed_norm(x)))
         for i, block in enumerate(self.blocks):
             x = block(x, here, probe=probe / f"blocks.{i}")
+        return probe.checked(self.readout(x, probe))
+
+    def readout(self, x: Float[Tensor, "B T D"], probe: Probe = OFF) -> Float[Tensor, "B K"]:
+        """What the residual stream says: the logits of the classes."""
+        c = self.config
         x = x if c.norm_pooled else probe("norm", self.norm(x))
         patches = x[:, c.before :] if c.pool == "mean" and c.before else x
         pooled = probe("pooled", x[:, 0] if c.pool == "class" else patches.mean(1))
@@ -174,7 +179,7 @@ class ViT(Shown, nn.Module):
         logits = self.head(pooled)
         if self.distilled_head is not None:
             logits = (logits + self.distilled_head(probe("distilled", x[:, 1]))) / 2
-        return probe.checked(probe("logits", logits))
+        return probe("logits", logits)
 
     def with_tokens(self, patches: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:
         """The patches after the class token and the registers, where there are any."""

@@ -163,6 +163,7 @@ class Leaf:
     value: Tensor
     before: Tensor | None = None
     shown: str = ""  # the name of the recorded tensor that shows it
+    ids: Tensor | None = None  # of rows of a table: which
 
 
 OF_HEADS = {"z": "head", "v": "value", "v_all": "value"}
@@ -263,6 +264,7 @@ class LinearizedModel:
 
         def rows(tokens: Tensor) -> Tensor:
             embedded = self.source(path, "token", F.embedding(tokens, weight), "")
+            self.leaves[-1].ids = tokens
             self.unshown.append(self.leaves[-1])
             return embedded
 
@@ -305,6 +307,20 @@ class LinearizedModel:
         leaves = [leaf.value for leaf in self.leaves]
         grads = torch.autograd.grad(of, leaves, weights, retain_graph=True, allow_unused=True)
         for leaf, grad in zip(self.leaves, grads, strict=True):
+            if grad is not None and bool((grad != 0).any()):
+                yield leaf, grad
+
+    def over_all_paths(self, of: Tensor, weights: Tensor) -> Iterator[tuple[Leaf, Tensor]]:
+        """Σ of·weights by each source, by way of everything between: what is held is affine, so the sum is exact."""
+        sources = [leaf for leaf in self.leaves if leaf.before is None]
+        self.gates.open = True
+        try:
+            grads = torch.autograd.grad(
+                of, [leaf.value for leaf in sources], weights, retain_graph=True, allow_unused=True
+            )
+        finally:
+            self.gates.open = False
+        for leaf, grad in zip(sources, grads, strict=True):
             if grad is not None and bool((grad != 0).any()):
                 yield leaf, grad
 
@@ -720,7 +736,7 @@ class Contributions:
 
     `value` is the recorded number and `total` the sum of the parts; they differ by no more than `allowed`, the rounding
     of the recorded pass. `held` says what was held. `parts` is every head, MLP, embedding and bias, largest first;
-    `blocks` is the same by block. `part(id)` finds a part again.
+    `blocks` is the same by block, `sources` the same number by its inputs. `part(id)` finds a part again.
     """
 
     @torch.inference_mode(False)
@@ -734,15 +750,15 @@ class Contributions:
             such = ", ".join(output for output in ("logits", "patches_out", "output") if output in model.values)
             raise UserError(f"contributions are of what the model computes and names, such as {such}, not of {name}")
         of, recorded = model.values[name], trace.array(name)
-        weights = torch.zeros_like(of)
-        weights[index] = 1.0
-        self.value = float(recorded[index])
+        self.tensor, self.index = name, index
+        self.of, self._signs = of, [(index, 1.0)]
         if against is not None:
             other = _other(trace, name, index, against)
             if other == index:
                 raise UserError(f"{cell} is itself the cell of {against}: give another label along its last axis")
-            weights[other] -= 1.0
-            self.value -= float(recorded[other])
+            self._signs.append((other, -1.0))
+        self.value = sum(sign * float(recorded[at]) for at, sign in self._signs)
+        weights = self.weights
         if not of.requires_grad:
             raise UserError(f"{name} does not depend on the input or on a bias, so nothing contributes to it")
         beside = ",".join(map(str, (*parse(cell)[1][:-1], against)))
@@ -759,6 +775,34 @@ class Contributions:
                 f"the parts of {self.name} sum to {self.total:.6g} and {self.value:.6g} was recorded: more than the "
                 f"rounding of {self.allowed:.2g} allows, so the model ran otherwise than it was recorded"
             )
+
+    @property
+    def weights(self) -> Tensor:
+        """The number is Σ of·weights."""
+        weights = torch.zeros_like(self.of)
+        for index, sign in self._signs:
+            weights[index] = sign
+        return weights
+
+    @cached_property
+    @torch.inference_mode(False)
+    def sources(self) -> list[tuple[Leaf, Tensor]]:
+        """What each cell of each source (an embedding, a pixel, a position, a bias) added by way of all paths.
+
+        The model with its nonlinear parts held is affine, so one backward pass through all of it, times the sources,
+        gives what each of them alone adds to the number; together they are the number.
+        """
+        model = self.tree.model
+        added = [(leaf, grad * leaf.value.detach()) for leaf, grad in model.over_all_paths(self.of, self.weights)]
+        total = sum(float(cells.sum()) for _, cells in added)
+        size = sum(float(cells.abs().sum()) for _, cells in added)
+        exact = sum(part.value for part in self.parts)
+        if not abs(total - exact) <= EXACT * max(size, abs(exact)):
+            raise UserError(
+                f"the inputs of {self.name} sum to {total:.6g} by way of all paths, and it is {exact:.6g}: this model "
+                "has a nonlinear part that contributions do not know how to hold"
+            )
+        return added
 
     @cached_property
     def blocks(self) -> list[Part]:

@@ -1,6 +1,7 @@
 """Tracing a model: one run recorded whole, or block by block; its values edited, and the model run on."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from ..config import UserError
 from .block_trace import BlockTrace
 from .contributions import Contributions, LinearizedModel
+from .lens import LENS, Lens
 from .loss import logits_of
 from .recording import TracedModel
 from .tape import BUDGET, Tape, TooMuch
@@ -110,6 +112,17 @@ class LiveTrace(BlockTrace):
 
     def open_block(self, path: str) -> None:
         self.traced_model.open_block(self.graph, path)
+
+    @cached_property
+    def lens(self) -> Lens:
+        """What the model would say after each of its blocks; refused where it has no readout of a residual stream."""
+        return Lens(self.traced_model, self.graph)
+
+    def find(self, name: str) -> int:
+        path = LENS.match(name)
+        if path is not None and name not in self.graph.names and path[0] not in self.graph.opened:
+            self.lens.record(path[0])
+        return super().find(name)
 
     def edit(self, where: str, value: Value) -> "LiveTrace":
         """The same run with one value changed: to a number, a tensor, a function of it, or another trace's."""

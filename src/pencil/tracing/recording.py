@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from ..config import UserError
 from ..core.layers import evaluating
 from ..core.notation import Notation, stored
-from ..core.probe import Probe, declared, symbols
+from ..core.probe import Probe, branches, declared, symbols
 from . import loss
 from .tape import BUDGET, Edit, Tape, mapped, tensors
 
@@ -114,9 +114,9 @@ class TracedModel:
             weights = parameters_and_buffers(module)
             for name, leaf in weights.items():
                 tape.leaf_names.setdefault(id(leaf), ([], "weight"))[0].append(name)
-            changed = {name: tape.change(name, weights[name]) for name in self.edits if name in weights}
+            tape.changed = changed = {n: tape.change(n, weights[n]) for n in self.edits if n in weights}
         try:
-            with self.taped(tape, lazy, gradients):
+            with self.taped(tape, lazy, gradients), _kept_readout(self.model, tape):
                 if changed:
                     out = functional_call(self.model, changed, inputs, keywords)
                 else:
@@ -265,6 +265,28 @@ class TracedModel:
         tape.budget = budget
         tape.block_opened(path, dict(enumerate(tensor for _, tensor in tensors(out, ""))), begun)
         self.explain(tape)
+
+
+@contextmanager
+def _kept_readout(model: Any, tape: Tape) -> Iterator[None]:
+    """Keep what the readout of a model is given in a recorded pass."""
+    before = getattr(model, "readout", None)
+    if not (isinstance(model, nn.Module) and callable(before) and branches(model)):
+        yield
+        return
+    takes = inspect.signature(before)
+
+    def readout(*args: Any, **kwargs: Any) -> Any:
+        tape.readout = dict(takes.bind(*args, **kwargs).arguments)
+        # their nodes are made now, while they are as they are read
+        mapped(tape.readout, "", lambda _, value: (tape.node_of(value), value)[1])
+        return before(*args, **kwargs)
+
+    model.readout = readout
+    try:
+        yield
+    finally:
+        del model.readout
 
 
 def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -232,6 +232,8 @@ class Tape(TorchDispatchMode, Graph):
         self.blocks: dict[str, tuple[Any, Any, Any]] = {}  # path -> module and arguments, of closed blocks
         self.results: dict[str, list[tuple[int, Any]]] = {}  # path -> the nodes of what it computed, each with a key
         self.opened: dict[str, tuple[int, int, int, int]] = {}  # path -> its nodes, and objects alive, from and to
+        self.changed: dict[str, Tensor] = {}  # weights in place of the model's, by name
+        self.readout: dict[str, Any] | None = None  # what the readout of the model was given (`lens.py`)
         self._versions: list[tuple[Tensor, int]] = []  # of the arguments of the block that runs
 
     # ---- what a graph must know
@@ -597,7 +599,13 @@ class Tape(TorchDispatchMode, Graph):
 
     def copied(self, value: Tensor) -> Tensor:
         """A copy of the tensor in its own memory, known as the same node."""
-        node = self.node_of(value)
+        return self.copy_of(self.node_of(value))
+
+    def copy_of(self, node: int) -> Tensor:
+        """A copy of the values of a node, known as that node."""
+        value = self.values[node]
+        if value is None:
+            raise UserError(f"the values of {self.nodes[node].name} were not kept")
         with off():
             new = value.detach().clone()
         self._own(new, node)
