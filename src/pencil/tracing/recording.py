@@ -282,7 +282,7 @@ def _kept_readout(model: Any, tape: Tape) -> Iterator[None]:
         mapped(tape.readout, "", lambda _, value: (tape.node_of(value), value)[1])
         return before(*args, **kwargs)
 
-    model.readout = readout
+    model.readout = readout  # pyright: ignore[reportArgumentType]
     try:
         yield
     finally:
