@@ -787,13 +787,19 @@ def test_text_options_of_each_family(fails, run, vit_run, captioner_run, seq2seq
     assert "is a reader" in fails("why", classifier_run, "logits[0,0]", "--input", "a", "--step", 3)
 
 
-def test_texts_a_reader_cannot_read(fails, classifier_run, masked_run):
+def test_texts_a_reader_cannot_read(fails, type_in, classifier_run, masked_run):
     assert "predicts masked tokens: write [mask] where one is to be predicted, in “the line”" in fails(
         "sample", masked_run, "--prompt", "the line"
     )
     assert "'Z' is not among the" in fails("sample", masked_run, "--prompt", "Z[mask]")
     assert "tokens and the context is 31; shorten it" in fails("sample", masked_run, "--prompt", "[mask]" + "e" * 40)
-    assert "has 701 tokens and the context is 16; shorten it" in fails("sample", classifier_run, "--prompt", "Q" * 700)
+    assert "has 701 tokens and the context is 16; shorten it, or have it cut with truncate" in fails(
+        "sample", classifier_run, "--prompt", "Q" * 700
+    )
+    begun, cut = (
+        type_in("sample", classifier_run, "--prompt", *given) for given in (["Q" * 15], ["Q" * 700, "--truncate"])
+    )
+    assert begun == cut  # the context has the first token too
 
 
 def test_targets_that_cannot_be_traced(fails, seq2seq_run):

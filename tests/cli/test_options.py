@@ -37,7 +37,7 @@ SAMPLE = {
     "seq2seq": {"Input": {"--source": ""},
                 "Generation": DECODING | {"--count": "1, or all beams", "--beams": "", "--length-penalty": "0.6"},
                 "Output": {"--attention": "", "--out": "", "--json": ""}},
-    "reader": {"Input": {"--prompt": ""}, "Output": {"--out": "", "--json": ""}},
+    "reader": {"Input": {"--prompt": "", "--truncate": ""}, "Output": {"--out": "", "--json": ""}},
     "dit": {"Input": {"--label": "", "--prompt": ""},
             "Sampling": {"--count": "1", "--guidance": "3", "--steps": "50", "--sampler": "", "--seed": "0", "--vae": "", "--compile": ""},
             "Output": {"--out": "RUN/sampled", "--json": ""}},

@@ -1,9 +1,12 @@
-"""Vectors and classes over HTTP: the numbers of the models themselves, one input at a time."""
+"""Vectors and classes over HTTP: the numbers of the models themselves, and the same beside any others."""
 
+import asyncio
 import base64
 import io
 import json
 from contextlib import contextmanager
+from functools import partial
+from random import Random
 from types import SimpleNamespace
 
 import jsonschema_rs
@@ -20,7 +23,8 @@ from pencil.models.reader import Reader, ReaderConfig
 from pencil.models.vit import ViT, ViTConfig
 from pencil.runs.run import Loaded
 from pencil.serve.app import Served
-from pencil.serve.worker import Worker
+from pencil.serve.vectors_and_classes import Batches, steady
+from pencil.serve.worker import Together, Worker
 from serving import NAME, client, server
 
 NAMES = ["cat", "dog", "owl"]
@@ -49,7 +53,7 @@ def test_vectors_and_classes_of_texts():
         for options in ({}, {"encoding_format": "float"}):  # the client itself asks for base64
             got = client(served).embeddings.create(model="other", input=texts, **options)
             for one, row in zip(got.data, expected, strict=True):
-                assert np.array_equal(np.array(one.embedding, np.float32), row)
+                assert np.array(one.embedding, np.float32) == pytest.approx(row, abs=1e-6)
         assert got.usage.prompt_tokens == 11 + 5
         status, answer = post(served, "/v1/classify", input=texts)
         assert status == 200
@@ -67,11 +71,64 @@ def test_vectors_and_classes_of_texts():
             assert status == 400
             assert answer["error"]["message"].startswith("input[1]: ")
             assert "32 tokens and the context is 31" in answer["error"]["message"]
+            cut, begun = (post(served, path, input=["a", text], truncate=True) for text in ("b" * 31, "b" * 30))
+            assert (cut[0], cut[1]["data"]) == (200, begun[1]["data"])
+            assert post(served, path, input="a", truncate="END")[0] == 400
         with pytest.raises(openai.BadRequestError, match="does not continue texts"):
             client(served).completions.create(model="other", prompt="a")
         with pytest.raises(openai.BadRequestError, match="gives no vector"):
             client(served).embeddings.create(model=NAME, input="a")
         assert "without classes" in post(served, "/v1/classify", model=NAME, input="a")[1]["error"]["message"]
+
+
+def test_an_input_gets_the_same_numbers_beside_any_others():
+    torch.manual_seed(2)
+    model, r = Reader(ReaderConfig(vocab=258, context=43, width=30, depth=2, heads=3, classes=3)).eval(), Random(3)
+    run = SimpleNamespace(family="reader", config={"run": {"classes": NAMES}}, path=NAME)
+    batches = Batches(Loaded(model, ByteTokenizer(ended=True), run))
+    assert batches.rows == 8
+    texts = ["".join(r.choices("abcdef ", k=r.randint(1, 40))).strip() or "a" for _ in range(53)]
+    seen = []
+
+    def numbers(compute, some):
+        seen.append(len(some))
+        return [one.probabilities if hasattr(one, "probabilities") else one for one in compute(some)]
+
+    async def answers(compute, order, most):
+        worker = Worker("test")
+        how = partial(numbers, compute)
+
+        async def one(i):
+            key = batches.key(batches.tokens(texts[i], False, True))
+            return await worker.call(Together(how, most, key), texts[i])
+
+        waiting = asyncio.gather(*map(one, order))
+        await asyncio.sleep(0)  # all are there before the first is computed
+        worker.start(asyncio.get_running_loop())
+        try:
+            return dict(zip(order, await waiting, strict=True))
+        finally:
+            worker.stop()
+
+    for compute in (batches.vectors, batches.classes):
+        alone = asyncio.run(answers(compute, range(len(texts)), 1))
+        assert {*seen} == {1}
+        for _ in range(2):
+            order = r.sample(range(len(texts)), len(texts))
+            together = asyncio.run(answers(compute, order, batches.rows))
+            assert all(np.array_equal(together[i], alone[i]) for i in order)
+        assert max(seen) == batches.rows
+        seen.clear()
+
+
+def test_a_model_whose_numbers_depend_on_their_neighbours_takes_one_input_at_a_time(monkeypatch):
+    model = Reader(ReaderConfig(vocab=258, context=43, width=30, depth=1, heads=3, classes=3)).eval()
+    assert steady(model, 8)
+    forward = Reader.forward
+    monkeypatch.setattr(Reader, "forward", lambda *given: forward(*given) + given[1].float().mean())
+    assert not steady(model, 8)
+    run = SimpleNamespace(family="reader", config={"run": {"classes": NAMES}}, path=NAME)
+    assert Batches(Loaded(model, ByteTokenizer(ended=True), run)).rows == 1
 
 
 def test_classes_of_pictures():
@@ -87,6 +144,8 @@ def test_classes_of_pictures():
         theirs = pencil.predict(model, pixels, classes=NAMES)
         assert answer["data"][0]["label"] == theirs.label
         assert answer["data"][0]["probability"] == pytest.approx(theirs.probability)
+        message = post(served, "/v1/classify", input=[url, "not a picture"])[1]["error"]["message"]
+        assert message.startswith("input[1]: ")
         for bad in ("not a picture", "data:image/png;base64,AAAA", url[:60]):
             status, answer = post(served, "/v1/classify", input=bad)
             assert status in (400, 415)

@@ -152,6 +152,8 @@ def _served(path: str, rows: int, waiting: int, template: str | None, device: st
         size = f"{-(-rows // tile) * tile} rows of {engine.context} tokens, {engine.bytes / 2**20:,.0f} MiB"
         note(f"{name}: {size}; {steady}")
         template = template_of(read_original(loaded.run)) if template is None else check_template(template)
-    else:
-        note(f"{name}: a {loaded.run.family}")
-    return Served(name, loaded, Worker(name, engine), template)
+    served = Served(name, loaded, Worker(name, engine), template)
+    if engine is None:
+        count = served.batches.rows  # measured now, not by the first request
+        note(f"{name}: a {loaded.run.family}, {count} input{'s' * (count > 1)} at a time; the same answer at any load")
+    return served

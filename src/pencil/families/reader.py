@@ -287,26 +287,43 @@ class SampleOptions(TextOutput):
             **REPEATABLE,
         ),
     ] = None
+    truncate: Annotated[
+        bool,
+        Parameter(
+            group=INPUT,
+            negative=(),
+            help="Of a text that is longer than the context, read the beginning. Default: it is refused.",
+        ),
+    ] = False
 
 
-def token_ids(model: Any, tokenizer: Tokenizer, text: str) -> list[int]:
-    """The input: a text with its special tokens, and with the mask token where it has [mask]."""
+def token_ids(model: Any, tokenizer: Tokenizer, text: str, truncate: bool | None = None) -> list[int]:
+    """The input: a text with its special tokens, and with the mask token where it has [mask].
+
+    One that is longer than the context is cut, or refused; `truncate` is None where it is not the user's choice.
+    """
+    longest = model.config.context if truncate else None
     if tokenizer.special is not None:
         masked = tokenizer.mask is not None and model.config.classes is None
-        ids = text_ids(tokenizer, MASK.sub(lambda _: tokenizer.token(mask_token(tokenizer)), text) if masked else text)
+        written = MASK.sub(lambda _: tokenizer.token(mask_token(tokenizer)), text) if masked else text
+        ids = text_ids(tokenizer, written, longest)
     elif model.config.classes is not None:
-        ids = text_ids(tokenizer, text)
+        ids = text_ids(tokenizer, text, longest)
     else:
         first, *rest = (tokenizer.encode(part).tolist() for part in MASK.split(text))
-        ids = first + [token for part in rest for token in (tokenizer.vocab, *part)]
+        ids = (first + [token for part in rest for token in (tokenizer.vocab, *part)])[:longest]
     if not text:
         raise UserError("the text is empty: give at least one word")
     check_padding(model, tokenizer, text, ids)
     if len(ids) > model.config.context:
-        raise UserError(
-            f"the text “{shorten(text)}” has {len(ids)} tokens and the context is {model.config.context}; shorten it"
-        )
+        raise UserError(too_long(text, len(ids), model.config.context, truncate is not None))
     return ids
+
+
+def too_long(text: str, count: int, longest: int, cuts: bool) -> str:
+    """The sentence about a text that would not be read whole."""
+    mend = "shorten it, or have it cut with truncate" if cuts else "shorten it"
+    return f"the text “{shorten(text)}” has {count} tokens and the context is {longest}; {mend}"
 
 
 def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
@@ -340,7 +357,7 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
     rows = []
     for i, text in enumerate(texts):
         try:
-            rows.append(token_ids(model, tokenizer, text))
+            rows.append(token_ids(model, tokenizer, text, options.truncate))
         except UserError as error:
             raise UserError(f"{place_in(texts, i)}{error}") from None
     for text, ids in zip(texts, rows, strict=True):

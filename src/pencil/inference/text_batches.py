@@ -56,13 +56,17 @@ def mask_token(tokenizer: Tokenizer) -> int:
     return tokenizer.vocab if tokenizer.mask is None else tokenizer.mask
 
 
+def padded_length(count: int, longest: int) -> int:
+    """The length that so many tokens are padded to: few different ones, so that a compiled model meets few shapes."""
+    return min(longest, -(-count // 8) * 8)
+
+
 def pad(rows: Sequence[Sequence[int]], fill: int, longest: int, whole: bool = False) -> tuple[Tensor, Tensor]:
     """Rows of different lengths as one tensor, and the index of each token: NOWHERE for padding.
 
     No row is longer than `longest`, and neither is the result; with `whole` it is always as long.
     """
-    # few different lengths, so that a compiled model meets few shapes
-    length = longest if whole else min(longest, -(-max(map(len, rows)) // 8) * 8)
+    length = longest if whole else padded_length(max(map(len, rows)), longest)
     tokens = np.full((len(rows), length), fill, np.int64)
     places = np.full((len(rows), length), NOWHERE, np.int64)
     for i, row in enumerate(rows):

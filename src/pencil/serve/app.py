@@ -12,11 +12,11 @@ import sys
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -53,14 +53,15 @@ from .openai_format import (
     texts_of,
     to_json,
 )
-from .vectors_and_classes import class_of, classes, embeddings, format_of, picture, vector_of
-from .worker import Mailbox, Worker
+from .vectors_and_classes import Batches, classes, embeddings, format_of, picture
+from .worker import Mailbox, Together, Worker
 
 HEADER_SECONDS, BODY_SECONDS = 10.0, 30.0  # for the headers and the body of a request to arrive
 BODY_BYTES, PICTURE_BYTES = 1 << 20, 16 << 20  # of a request, and of one with pictures
 MOST_CONNECTIONS = 1000
 MOST_RECEIPTS = 256  # of the latest answers
 LONG_BODY = 10_000  # bytes from which a request is read in a thread, so that others are answered meanwhile
+Read = TypeVar("Read")
 HOSTS = ("127.0.0.1", "localhost")
 OPEN = ("/healthz", "/readyz")  # what a load balancer asks, without a token
 HEADERS = {
@@ -85,6 +86,11 @@ class Served:
         """What the model reads: a text, and perhaps a picture or a source."""
         explore = family(self.loaded.run.family).explore
         return frozenset(explore.takes(self.loaded)) if explore is not None else frozenset()
+
+    @cached_property
+    def batches(self) -> Batches:
+        """What computes vectors and classes; measured when it is first asked for."""
+        return Batches(self.loaded)
 
     def read(self, given: Mapping[str, Any], name: str) -> Prompt:
         """A picture or a source, and how the answer begins, as the model reads them."""
@@ -249,8 +255,11 @@ class Api:
         if family(served.loaded.run.family).embed is None:
             raise RequestError(f"{served.name} is a {served.loaded.run.family}, which gives no vector of a text",
                                field="model")  # fmt: skip
-        found = await self._each(request, served, texts, lambda text: vector_of(served.loaded, text))
-        return reply(embeddings(served.name, found, form))
+        counts = await self._tokens(request, served, texts, data, vector=True)
+        batches = served.batches
+        how = [Together(batches.vectors, batches.rows, batches.key(count)) for count in counts]
+        found = await self._each(request, served, how, texts)
+        return reply(embeddings(served.name, found, sum(counts), form))
 
     async def classify(self, request: Request) -> Response:
         data, served = await self._asked(request, PICTURE_BYTES)
@@ -258,11 +267,30 @@ class Api:
         explore = family(served.loaded.run.family).explore
         if explore is None or explore.output(served.loaded) != "classes":
             raise RequestError(f"{served.name} is a {served.loaded.run.family} without classes", field="model")
-        inputs: list[Any] = list(given)
+        batches, inputs = served.batches, list[Any](given)
         if "picture" in served.takes:
-            inputs = [picture(await self._decoded(served, one, "input")) for one in given]
-        found = await self._each(request, served, inputs, lambda one: class_of(served.loaded, one))
-        return reply(classes(served.name, found))
+            keys = [None] * len(given)
+            for i, one in enumerate(given):
+                with numbered(i, len(given)):
+                    inputs[i] = picture(await self._decoded(served, one, "input"))
+        else:
+            keys = [batches.key(count) for count in await self._tokens(request, served, given, data, vector=False)]
+        how = [Together(batches.classes, batches.rows, key) for key in keys]
+        return reply(classes(served.name, await self._each(request, served, how, inputs)))
+
+    async def _tokens(
+        self, request: Request, served: Served, texts: Sequence[str], data: Mapping[str, Any], vector: bool
+    ) -> list[int]:
+        """How many tokens the model reads of each text; what it would not read whole is refused, or cut if asked."""
+        truncate = data.get("truncate")
+        if not isinstance(truncate, bool | None):
+            raise RequestError("truncate must be true or false", field="truncate")
+
+        def counted(i: int, text: str) -> int:
+            with numbered(i, len(texts)):
+                return served.batches.tokens(text, bool(truncate), vector)
+
+        return await _aside(request, lambda: [counted(i, text) for i, text in enumerate(texts)])
 
     async def _decoded(self, served: Served, url: str, name: str) -> str:
         """A picture as the data URL of a plain PNG at the model's size, decoded in a process of its own."""
@@ -272,20 +300,17 @@ class Api:
             raise RequestError(str(error), error.status, name) from None
 
     async def _each(
-        self, request: Request, served: Served, inputs: Sequence[Any], compute: Callable[[Any], Any]
+        self, request: Request, served: Served, how: Sequence[Together], inputs: Sequence[Any]
     ) -> list[Any]:
-        """What a model says of each input: one at a time, so that requests take turns and a long one holds up none."""
+        """What a model says of each input: some at a time, so that requests take turns and a long one holds up none."""
         found = []
         try:
             async with asyncio.timeout(self._seconds):
-                for i, one in enumerate(inputs):
+                for first in range(0, len(inputs), how[0].most):
                     if await request.is_disconnected():
                         raise ClientDisconnect
-                    try:
-                        found.append(await served.worker.call(lambda one=one: compute(one)))
-                    except RequestError as error:
-                        error.args = (f"input[{i}]: {error}",) if len(inputs) > 1 else error.args
-                        raise
+                    few = slice(first, first + how[0].most)
+                    found += await asyncio.gather(*map(served.worker.call, how[few], inputs[few]))
         except TimeoutError:
             raise RequestError(TOO_LONG, 504) from None
         return found
@@ -374,7 +399,17 @@ def reply(data: object, status: int = 200) -> Response:
     return Response(to_json(data), status, media_type="application/json")
 
 
-async def _aside(request: Request, work: Callable[[], Asked]) -> Asked:
+@contextmanager
+def numbered(i: int, count: int) -> Iterator[None]:
+    """A refusal of one of several inputs says which one it is."""
+    try:
+        yield
+    except RequestError as error:
+        error.args = (f"input[{i}]: {error}",) if count > 1 else error.args
+        raise
+
+
+async def _aside(request: Request, work: Callable[[], Read]) -> Read:
     """Read a request; a long one in a thread."""
     length = request.headers.get("content-length", "")
     short = length.isdecimal() and int(length) < LONG_BODY

@@ -42,11 +42,12 @@ def document(models: Sequence[str], version: str) -> dict[str, Any]:
     texts = {"oneOf": [{"type": "string", "minLength": 1},
                        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1,
                         "maxItems": MOST_PROMPTS}]}  # fmt: skip
-    form = {"encoding_format": {"type": "string", "enum": ["float", "base64"]}}
+    cut = {"truncate": {"type": "boolean", "description": "Of a text that is too long, read the beginning."}}
+    form = {"encoding_format": {"type": "string", "enum": ["float", "base64"]}, **cut}
     paths = {
         "/v1/embeddings": {"post": _asked("The vectors of texts.", _body(models, "input", texts, {}, form), VECTOR)},
         "/v1/classify": {
-            "post": _asked("The classes of texts or pictures.", _body(models, "input", texts, {}, {}), CLASSES)
+            "post": _asked("The classes of texts or pictures.", _body(models, "input", texts, {}, cut), CLASSES)
         },
         "/v1/completions": {"post": _asked("Continue a text.", completion)},
         "/v1/chat/completions": {"post": _asked("Answer messages, by the run's own template.", chat)},

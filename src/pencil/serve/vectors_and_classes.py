@@ -1,6 +1,9 @@
-"""Vectors of texts, and classes of texts and pictures: each input by itself, so that no other changes its answer.
+"""Vectors of texts, and classes of texts and pictures, in batches that requests share.
 
-In one batch with others a text would be padded to the longest of them, which changes the last bits of its numbers.
+**The same answer at any load**, as for texts that are written (`tile.py`): a batch always has the same number of rows,
+those that nobody asked for repeat the first, and only texts that are padded to one length by themselves are together.
+What is left is that a row's place and its neighbours do not matter, which is measured at the start; where they do, and
+for a model that keeps a CPU busy with one input, a batch is one input.
 """
 
 import base64
@@ -10,18 +13,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from ..api.loading import predict_loaded
 from ..api.predict import embedder
 from ..config import UserError
+from ..core.layers import evaluating
+from ..core.masks import NOWHERE
+from ..core.span import Span
 from ..families.predictions import Prediction
-from ..families.reader import settings_of, token_row
+from ..families.reader import settings_of, token_ids, token_row, too_long
+from ..inference.text_batches import padded_length
 from ..runs.run import Loaded
 from .errors import RequestError
 from .openai_format import new_id
 
 FORMATS = ("float", "base64")
+ROWS, CUDA_ROWS = 8, 32  # of a batch
+SMALL = 1_000_000  # parameters; a larger model keeps a CPU busy with one input
 
 
 def format_of(data: Mapping[str, Any]) -> str:
@@ -34,42 +45,85 @@ def format_of(data: Mapping[str, Any]) -> str:
     return form
 
 
-def vector_of(loaded: Loaded, text: str) -> tuple[np.ndarray, int]:
-    """The vector of one text, and how many tokens it has; a text that the model would not read whole is refused."""
-    try:
-        vectors, how = embedder(loaded.run.family, "it"), settings_of(loaded)
-        count = len(token_row(loaded.model, loaded.tokenizer, text))
-        longest = how.context or loaded.model.config.context
+class Batches:
+    """What one model says of several inputs at once, which have the same key."""
+
+    def __init__(self, loaded: Loaded):
+        self.loaded, model = loaded, loaded.model
+        small = sum(one.numel() for one in model.parameters()) < SMALL
+        self.rows = CUDA_ROWS if next(model.parameters()).is_cuda else ROWS if small else 1
+        if self.rows > 1 and not steady(model, self.rows):
+            self.rows = 1
+
+    def tokens(self, text: str, truncate: bool, vector: bool) -> int:
+        """How many tokens the model reads of a text; one that it would not read whole is refused, or cut."""
+        model, tokenizer = self.loaded.model, self.loaded.tokenizer
+        try:
+            if not vector:
+                return len(token_ids(model, tokenizer, text, truncate))
+            longest = settings_of(self.loaded).context or model.config.context
+            count = len(token_row(model, tokenizer, text, longest if truncate else None))
+        except UserError as error:
+            raise RequestError(str(error), field="input") from None
         if count > longest:
-            raise RequestError(
-                f"a text has {count} tokens and the context is {longest}; shorten it", 400, "input",
-                "context_length_exceeded",
-            )  # fmt: skip
-        return vectors(loaded, [text], how)[0].numpy(), count
-    except RequestError:
-        raise
-    except UserError as error:
-        raise RequestError(str(error), field="input") from None
+            raise RequestError(too_long(text, count, longest, True), 400, "input", "context_length_exceeded")
+        return count
+
+    def key(self, count: int) -> int:
+        """Of a text of so many tokens: the length that it is padded to."""
+        return padded_length(count, self.loaded.model.config.context)
+
+    def vectors(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The vectors of some texts of one key."""
+        compute = embedder(self.loaded.run.family, "it")
+        return [*compute(self.loaded, self._whole(texts), settings_of(self.loaded)).numpy()[: len(texts)]]
+
+    def classes(self, inputs: Sequence[Any]) -> list[Prediction]:
+        """The classes of some texts of one key, or of some pictures."""
+        how = {"truncate": True} if isinstance(inputs[0], str) else {}  # what must not be cut was refused
+        return predict_loaded(self.loaded, self._whole(inputs), how)[: len(inputs)]
+
+    def _whole(self, inputs: Sequence[Any]) -> list[Any]:
+        return [*inputs, *[inputs[0]] * (self.rows - len(inputs))]
 
 
-def embeddings(model: str, found: Sequence[tuple[np.ndarray, int]], form: str) -> dict[str, Any]:
-    """The answer of /v1/embeddings."""
-    data = [{"object": "embedding", "index": i, "embedding": _written(row, form)} for i, (row, _) in enumerate(found)]
-    count = sum(tokens for _, tokens in found)
+@torch.no_grad()
+def steady(model: Any, rows: int) -> bool:
+    """Whether a row's numbers have the same bits in every place and beside any neighbours."""
+    random, good = torch.Generator().manual_seed(0), True
+    example = model.example(rows)[0]
+    if example.is_floating_point():
+        inputs = [(torch.randn(example.shape, generator=random).to(example),)]
+    else:
+        inputs = []
+        for length in {padded_length(1, example.shape[1]), example.shape[1]}:
+            tokens = torch.randint(model.config.vocab, (rows, length), generator=random)
+            places = torch.arange(length).repeat(rows, 1)
+            places[places >= torch.randint(1, length + 1, (rows, 1), generator=random)] = NOWHERE
+            inputs.append((tokens.to(example.device), places.to(example.device)))
+
+    def computed(*batch: Tensor) -> Tensor:
+        with evaluating(model.modules()):
+            return model(batch[0], *map(Span.at, batch[1:]))
+
+    for batch in inputs:
+        together = computed(*batch)
+        for place in range(rows):
+            rolled = computed(*(one.roll(place, 0) for one in batch))
+            alone = computed(*(one[place : place + 1].expand_as(one).contiguous() for one in batch))
+            good = good and torch.equal(rolled.roll(-place, 0), together) and torch.equal(alone[0], together[place])
+    return good
+
+
+def embeddings(model: str, found: Sequence[np.ndarray], count: int, form: str) -> dict[str, Any]:
+    """The answer of /v1/embeddings, of texts of so many tokens."""
+    data = [{"object": "embedding", "index": i, "embedding": _written(row, form)} for i, row in enumerate(found)]
     usage = {"prompt_tokens": count, "total_tokens": count}
     return {"object": "list", "model": model, "data": data, "usage": usage}
 
 
 def _written(row: np.ndarray, form: str) -> Any:
     return row.tolist() if form == "float" else base64.b64encode(row.astype("<f4").tobytes()).decode()
-
-
-def class_of(loaded: Loaded, one: Any) -> Prediction:
-    """The class of one text or picture."""
-    try:
-        return predict_loaded(loaded, one, {})
-    except UserError as error:
-        raise RequestError(str(error), field="input") from None
 
 
 def classes(model: str, found: Sequence[Prediction]) -> dict[str, Any]:

@@ -8,27 +8,38 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from .engine import Continuation, Engine, Piece
 from .errors import RequestError
 
 EVENT_SECONDS = 0.03  # that a piece waits for others
-JOBS = 64  # calls of the model that may wait, beside the sequences of an engine
+JOBS = 512  # inputs that may wait, beside the sequences of an engine
 
 Mailbox = asyncio.Queue[tuple[int, Piece]]  # which continuation of a request, and what is new of it
 
 
+class Together(NamedTuple):
+    """What is computed of several inputs at once, of how many at most; those with the same key can be together."""
+
+    compute: Callable[[Sequence[Any]], Sequence[Any]]
+    most: int
+    key: Hashable = None
+
+
+Job = tuple[Together, Any, Future]  # an input, and who waits for what the model says of it
+
+
 class Worker:
-    """Runs the rounds of an engine, and between them jobs: other calls of the model, one at a time."""
+    """Runs the rounds of an engine, and between them jobs: inputs of a model without one, some at a time."""
 
     def __init__(self, name: str, engine: Engine | None = None, on_failure: Callable[[Exception], None] = print):
         self.engine, self.on_failure = engine, on_failure
         self._turn = threading.Condition()
         self._inbox: list[Continuation] = []
-        self._jobs: deque[tuple[Future, Callable[[], Any]]] = deque()
+        self._jobs: deque[Job] = deque()
         self._open = 0  # continuations that have not ended
         self._stopping = False
         self._outbox: list[tuple[Mailbox, int, Piece]] = []
@@ -88,15 +99,15 @@ class Worker:
 
         return listener
 
-    async def call(self, work: Callable[[], Any]) -> Any:
-        """Compute something between the rounds; it is left out where nobody waits any more."""
+    async def call(self, how: Together, one: Any) -> Any:
+        """What a model says of an input, computed together with others that wait."""
         future: Future = Future()
         with self._turn:
             if self._stopping:
                 raise RequestError("the server is stopping", 503)
             if len(self._jobs) >= JOBS:
-                raise RequestError(f"{JOBS} requests wait; try again later", 429)
-            self._jobs.append((future, work))
+                raise RequestError(f"{JOBS} inputs wait; try again later", 429)
+            self._jobs.append((how, one, future))
             self._turn.notify()
         return await asyncio.wrap_future(future)
 
@@ -118,7 +129,7 @@ class Worker:
                 if idle:
                     self._turn.wait_for(lambda: self._inbox or self._jobs or self._stopping)
                 arrived, self._inbox = self._inbox, []
-                job = self._jobs.popleft() if self._jobs else None
+                jobs = self._next()
                 stopping = self._stopping
             if engine is not None:
                 for one in arrived:
@@ -127,19 +138,33 @@ class Worker:
                     engine.stop()
                 if engine.busy:
                     engine.round()
-            if job is not None:
-                self._run(*job)
+            if jobs:
+                self._run(jobs)
             self._send()
             if stopping:
                 return
 
-    def _run(self, future: Future, work: Callable[[], Any]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
+    def _next(self) -> list[Job]:
+        """The input that has waited longest, and others with it; those that nobody waits for any more are left out."""
+        found, others = [], []
+        for job in self._jobs:
+            how, _, future = job
+            if found and (how != found[0][0] or len(found) == how.most):
+                others.append(job)
+            elif future.set_running_or_notify_cancel():
+                found.append(job)
+        self._jobs = deque(others)
+        return found
+
+    def _run(self, jobs: Sequence[Job]) -> None:
         try:
-            future.set_result(work())
+            results = jobs[0][0].compute([one for _, one, _ in jobs])
         except Exception as error:
-            future.set_exception(error)
+            for *_, future in jobs:
+                future.set_exception(error)
+        else:
+            for (*_, future), result in zip(jobs, results, strict=True):
+                future.set_result(result)
 
     def _send(self) -> None:
         now = time.monotonic()
