@@ -38,7 +38,7 @@ from pencil.explore.session import Session
 
 def explore(run=None):
     '''The views of the page, which the verb would serve until it is stopped.'''
-    session = Session.open(run) if run else Session.of_example()
+    session = Session.open(run) if run else Session.of_examples()[0]
     state = {"model": session.id, "input": session.about()["example"], "edits": []}
     session.answer(state)
     session.record(state)

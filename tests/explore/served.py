@@ -65,6 +65,8 @@ class Pretended:
     def about(self):
         return {"id": self.id, "name": self.name, "input": self.takes, "example": {"text": "x"}}
 
+    path_elsewhere = "runs/scenes"
+
     def state(self, raw):
         return PretendedState(**vars(read_state(raw, self.id, "pretended", self.takes, self.controls)))
 
@@ -148,7 +150,10 @@ class Served:
 
     def new_page(self):
         """The token of one more page: it follows from the secret, the port, and the name of this server."""
-        server = self.ask("GET", "/server", token=None).data["server"]
+        named = self.ask("GET", "/server", token=None).data
+        if named["shared"]:
+            return f"{self.explorer.secret}.{next(PAGES)}"
+        server = named["server"]
         message = f"{self.port} {server}".encode()
         proof = hmac.new(self.explorer.secret.encode(), message, "sha256").hexdigest()
         return f"{proof}.{next(PAGES)}"
@@ -222,18 +227,18 @@ def events(reply):
 
 
 @contextmanager
-def serving(*sessions, debug=False, port=0, secret=""):
+def serving(*sessions, debug=False, port=0, secret="", shared=False):
     with ExitStack() as stack:
         for name, method in VIEWS.items():
             stack.enter_context(mock.patch.object(server, name, partial(view_of, getattr(server, name), method)))
-        yield stack.enter_context(running(*sessions, debug=debug, port=port, secret=secret))
+        yield stack.enter_context(running(*sessions, debug=debug, port=port, secret=secret, shared=shared))
 
 
 @contextmanager
-def running(*sessions, debug, port, secret):
-    found = bind(port)
+def running(*sessions, debug, port, secret, shared):
+    found = bind(port, shared)
     port = found.getsockname()[1]
-    explorer = Explorer(sessions or [Pretended()], debug, COMMAND, secret)
+    explorer = Explorer(sessions or [Pretended()], debug, COMMAND, secret, shared)
     running = server_for(explorer, port, debug)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [found]})
     thread.start()

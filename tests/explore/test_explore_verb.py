@@ -27,8 +27,8 @@ def opened(monkeypatch, tmp_path):
     """The sessions that would be served, and the browser's addresses; nothing is served."""
     found = {"browser": []}
 
-    def serve(sessions, socket, debug, command, secret, ready):
-        found.update(sessions=sessions, debug=debug, command=command, secret=secret)
+    def serve(sessions, socket, debug, command, secret, ready, lan=False):
+        found.update(sessions=sessions, debug=debug, command=command, secret=secret, lan=lan)
         ready(f"http://127.0.0.1:7/#secret={secret}")
 
     def browse(address):
@@ -159,9 +159,29 @@ def test_a_whole_session_ends_with_ctrl_c_and_status_0(tmp_path):
 def test_the_example_is_opened_without_a_run(opened, monkeypatch):
     from pencil.explore.session import Session
 
-    monkeypatch.setattr(Session, "of_example", classmethod(lambda cls, id="a": "the example"))
+    monkeypatch.setattr(Session, "of_examples", classmethod(lambda cls: ["a captioner", "a gpt"]))
     assert main() == 0
-    assert opened["sessions"] == ["the example"]
+    assert opened["sessions"] == ["a captioner", "a gpt"]
+
+
+def test_a_class_is_served_with_a_token_of_its_own(opened, tmp_path, capsys):
+    token = tmp_path / "token"
+    for words, sentence in (
+        ((), "needs --token-file"),
+        (("--token-file", token), "at least 16"),
+        (("--token-file", token), "letters, digits"),
+    ):
+        if words:
+            token.write_text("short" if "16" in sentence else "sixteen.and.some.dots")
+        assert main(str(GPT), "--lan", *map(str, words)) == 2
+        assert sentence in capsys.readouterr().err
+    token.write_text("0123456789-abcdef_0\n")
+    assert main(str(GPT), "--token-file", str(token)) == 2  # not on this machine alone
+    capsys.readouterr()
+    assert main(str(GPT), "--lan", "--token-file", str(token), "--port", "0") == 0
+    assert (opened["secret"], opened["lan"]) == ("0123456789-abcdef_0", True)
+    assert opened["browser"] == []
+    assert "read-only" in capsys.readouterr().err
 
 
 def test_ports_are_checked():

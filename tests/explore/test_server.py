@@ -83,6 +83,50 @@ def test_the_models_are_listed(two):
     assert data["command"] == 'pencil explore "runs/a"'
 
 
+# ---- a class
+
+
+TOKEN = "a-token-for-the-class"
+
+
+@pytest.fixture(scope="module")
+def classroom():
+    with serving(Pretended("a", "one"), secret=TOKEN, shared=True) as served:
+        yield served
+
+
+def test_a_class_is_answered_under_any_name_and_only_with_the_token(classroom):
+    name = "teacher.lan:8080"
+    assert classroom.get("/", host=name, token=None).status == 200
+    assert classroom.get("/api/models", host=name).status == 200
+    assert classroom.post("/api/answer", state(), host=name, Origin=f"http://{name}").status == 200
+    for token in (None, "", TOKEN, "x.page", f"{TOKEN[:-1]}.page", f"{TOKEN}.page.js/.."):
+        assert classroom.get("/api/models", host=name, token=token).status == 403
+    for origin in ("http://evil.example", f"https://{name}", "null"):
+        reply = classroom.post("/api/answer", state(), host=name, Origin=origin)
+        assert (reply.status, "another site" in reply.error) == (403, True)
+    assert classroom.get("/api/models", host=name, Sec_Fetch_Site="cross-site").status == 403
+    assert TOKEN not in classroom.get("/server", token=None).body.decode()
+
+
+def test_a_class_learns_nothing_of_the_machine_and_keeps_nothing(classroom, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENCIL_DATA", str(tmp_path))
+    reply = classroom.get("/api/models").data
+    assert reply["command"] == "pencil explore"
+    assert reply["models"][0]["path"] == "runs/scenes"
+    lesson = {"input": {"text": "abc"}, "target": "b", "steps": 1, "rate": 1}
+    for more in ({"lessons": [lesson]}, {"step": "b"}):
+        reply = classroom.post("/api/record", {**state(), **more})
+        assert (reply.status, "no training steps" in reply.error) == (403, True)
+    one, other = classroom.token, classroom.new_page()
+    assert classroom.get("/api/katas/softmax?seed=3", token=one).status == 200
+    assert classroom.post("/api/katas/softmax/working", {"seed": 3}, token=one).data["outcome"] == "seen"
+    seen = [{kata["name"]: kata for kata in classroom.get("/api/katas", token=token).data["katas"]}["softmax"]["seen"]
+            for token in (one, other)]  # fmt: skip
+    assert seen == [1, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---- who may ask
 
 

@@ -54,7 +54,7 @@ def test_a_question_comes_without_its_answers(served, name):
     assert found["ask"] == question.ask
     assert len(found["blanks"]) == len(question.blanks)
     assert set(found) == {
-        "kata", "title", "topic", "seed", "page_words", "key", "given", "ask", "digits", "choices", "blanks", "rows",
+        "kata", "title", "topic", "seed", "drawing", "given", "ask", "digits", "choices", "blanks", "rows",
         "across", "tries_left",
     }  # fmt: skip
     assert all(set(blank) == {"label", "decimals", "words"} for blank in found["blanks"])

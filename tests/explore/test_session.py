@@ -615,9 +615,13 @@ def test_a_run_at_a_checkpoint_has_its_weights(run):
 def test_without_the_example_a_run_is_asked_for(monkeypatch, tmp_path, runs):
     monkeypatch.setattr("pencil.runs.files.EXAMPLE_RUNS", tmp_path)
     with pytest.raises(UserError, match="no example model"):
-        Session.of_example()
+        Session.of_examples()
     (tmp_path / "scenes").symlink_to(runs("captioner"))
-    assert Session.of_example().about()["family"] == "captioner"
+    (tmp_path / "english").symlink_to(runs("gpt"))
+    first, second = Session.of_examples()
+    assert [one.about()["family"] for one in (first, second)] == ["captioner", "gpt"]
+    assert [one.id for one in (first, second)] == ["a", "b"]
+    assert first.path == first.path_elsewhere == "example:scenes"
 
 
 def test_runs_of_an_older_version_open_too():

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -45,6 +45,8 @@ class Printing:
         A text file with the names of a class, one a line: the table has lines for all of them.
     different
         Make a sheet with other numbers for each student, all in one file.
+    words
+        field: query, key, value (Q, K, V); document: those of document 000 (WANT, HAVE, GIVE).
     """
 
     count: Annotated[int | None, Parameter(name="--print")] = None
@@ -53,15 +55,17 @@ class Printing:
     csv: str | None = None
     students: str | None = None
     different: Annotated[bool, Parameter(negative=())] = False
+    words: Literal["field", "document"] = "field"
 
     def options(self) -> dict[str, object]:
         """The options by their names on the command line."""
         files = {"--out": self.out, "--key": self.key, "--csv": self.csv, "--students": self.students}
-        return {"--print": self.count, **files, "--different": self.different}
+        words = None if self.words == "field" else self.words
+        return {"--print": self.count, **files, "--different": self.different, "--words": words}
 
 
 PLAIN = Printing()
-SHEET = ("--out", "--key", "--csv", "--students", "--different")
+SHEET = ("--out", "--key", "--csv", "--students", "--different", "--words")
 MOST_EXERCISES = 5000  # exercises of a class together
 
 
@@ -242,9 +246,9 @@ def _write(printing: Printing, seed: int | None, count: int, make: Callable[[int
     out, key = expand_path(printing.out or ""), printing.key
     sheet = papers[0][1]
     copies = papers if printing.different else [("", sheet)]
-    write_aside(out, sheet_html.page(copies, answers=key is None).encode())
+    write_aside(out, sheet_html.page(copies, key is None, printing.words).encode())
     if key is not None:
-        write_aside(expand_path(key), sheet_html.key_page(copies).encode())
+        write_aside(expand_path(key), sheet_html.key_page(copies, printing.words).encode())
     if printing.csv is not None:
         write_aside(expand_path(printing.csv), class_grading.template(papers).encode())
     screen = Screen()

@@ -21,6 +21,7 @@ from cyclopts import (
 )
 
 from ..config import EPOCHS, OTHER_NAMES, UserError, closest, nearest_setting
+from ..files import read_text
 
 if TYPE_CHECKING:
     from ..families.family import Family
@@ -35,6 +36,20 @@ COMMANDS = {
 INPUTS = (
     "--text", "--input", "--image", "--images", "--picture", "--file", "--prompt", "--source", "--label", "--class",
 )  # fmt: skip
+
+LEAST_TOKEN = 16  # characters
+
+
+def read_token(path: Path | None) -> str | None:
+    """The token that --token-file names, with which other machines may ask."""
+    if path is None:
+        return None
+    token = read_text(path).strip()
+    if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise UserError(
+            f"{path} must hold one token of at least {LEAST_TOKEN} characters, such as: openssl rand -hex 32"
+        )
+    return token
 
 
 def _value(kind: Any, tokens: Sequence[Token]) -> Any:

@@ -14,6 +14,7 @@ from ..console import end_at_once, note
 from ..files import read_text
 from .doctor import install
 from .names import check_run
+from .parsing import read_token
 
 if TYPE_CHECKING:
     from ..serve.app import Served
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 USAGE = "RUN... [OPTIONS]"
 LOCAL, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 TILE, CUDA_TILE = 8, 128  # rows that take a step together: a GPU takes many in the time of a few
-LEAST_TOKEN = 16  # characters
 
 
 def serve(
@@ -76,7 +76,7 @@ def serve(
     for name, value in (("rows", rows), ("waiting", waiting), ("seconds", seconds), ("drain", drain)):
         if not 0 < value <= 1_000_000:
             raise UserError(f"--{name} must be more than 0 and at most 1,000,000, not {value:g}")
-    token = _token(token_file)
+    token = read_token(token_file)
     if lan and token is None:
         raise UserError("--lan answers other machines: it needs --token-file with a token that they must send")
     for path in runs:
@@ -114,17 +114,6 @@ def serve(
         listening.close()
     end_at_once()
     return 0
-
-
-def _token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    token = read_text(path).strip()
-    if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-        raise UserError(
-            f"{path} must hold one token of at least {LEAST_TOKEN} characters, such as: openssl rand -hex 32"
-        )
-    return token
 
 
 def _check_extra() -> None:

@@ -119,10 +119,9 @@ def _views(
     about, answer, left_out = session.about(), session.answer(state), list(LEFT_OUT)
     input = answer["state"]["input"]  # a file has the one input that it was made from
     examples = [{"name": "the input of this file", "input": input}]
-    path = about["path"] and f"runs/{Path(about['path']).name}"  # the folders above it are of this machine alone
     trace = session.trace(state.key)
     views: dict[str, Any] = {
-        "model": {**about, "path": path, "example": input, "examples": examples},
+        "model": {**about, "path": session.path_elsewhere, "example": input, "examples": examples},
         "answer": answer,
         "outline": {"map": module_map(trace.traced_model.model, all_tensors(trace))},
         "attention": attention(session, state.key),

@@ -11,6 +11,8 @@ from typing import Any
 
 from ..console import note
 from ..learn.katas import KATAS, kata
+from ..learn.katas.document_words import worded
+from ..learn.katas.drawings import drawing
 from ..learn.katas.exercise import Question, Table
 from ..learn.katas.grader import choices, digits, grade, labels, shown, understood
 from ..learn.katas.progress import Record
@@ -39,14 +41,23 @@ class Attempt:
 
 
 class Exercises:
-    """The exercises of one learner, who may have several pages open; each page works on one question at a time."""
+    """The exercises of one learner, who may have several pages open; each page works on one question at a time.
 
-    def __init__(self):
+    Or, with `guests`, of a class: each page is another learner, whose progress is forgotten.
+    """
+
+    def __init__(self, guests: bool = False):
         self._attempts = Cache[str, Attempt](MOST_CLIENTS)
+        self._guests: Cache[str, Record] | None = Cache(MOST_CLIENTS) if guests else None
 
-    def listed(self) -> dict[str, Any]:
+    def _record(self, client: str) -> Record:
+        if self._guests is None:
+            return Record(note)
+        return self._guests.get_or_make(client, lambda: Record(note, keep=False))
+
+    def listed(self, client: str) -> dict[str, Any]:
         """All exercises and their progress, and the one to do next."""
-        record = Record(note)
+        record = self._record(client)
         rows = [
             {
                 "name": kata.name,
@@ -59,11 +70,14 @@ class Exercises:
         ]
         return {"katas": rows, "next": record.following(list(KATAS))}
 
-    def question(self, client: str, name: str, seed: int | str | None) -> dict[str, Any]:
-        """A new attempt: the document's numbers, those of a seed, or with the seed "new" fresh ones."""
+    def question(self, client: str, name: str, seed: int | str | None, words: str = "field") -> dict[str, Any]:
+        """A new attempt: the document's numbers, those of a seed, or with the seed "new" fresh ones.
+
+        `words` are those of the field (Q, K, V) or of document 000 (WANT, HAVE, GIVE).
+        """
         _check_name(name)
         number = random.SystemRandom().randrange(SEEDS) if seed == "new" else seed
-        question = kata(name).make(number)
+        question = worded(kata(name).make(number), words)
         self._leave(client)
         self._attempts.put(client, Attempt(question))
         return {
@@ -71,8 +85,7 @@ class Exercises:
             "title": question.title,
             "topic": kata(name).topic,
             "seed": question.seed,
-            "page_words": None,  # not used any more
-            "key": "",
+            "drawing": drawing(question),
             "given": [_table(table) for table in question.tables],
             "ask": question.ask,
             "digits": digits(question),
@@ -99,7 +112,7 @@ class Exercises:
         else:
             graded = grade(question, answers)
             right, solved, hint = list(graded.right), graded.solved, graded.hint
-            outcome = self._count(name, attempt, solved)
+            outcome = self._count(client, name, attempt, solved)
         return {
             "right": right,
             "unread": unread,
@@ -107,7 +120,7 @@ class Exercises:
             "tries_left": attempt.left,
             "outcome": outcome,
             "hint": None if hint is None else {"name": hint.name, "hint": hint.hint},
-            "due": Record(note).when(name),
+            "due": self._record(client).when(name),
         }
 
     def working(self, client: str, name: str, seed: int | None) -> dict[str, Any]:
@@ -116,12 +129,12 @@ class Exercises:
         outcome = None if attempt.counted else "seen"
         if outcome:
             attempt.counted = True
-            Record(note).add(name, outcome)
+            self._record(client).add(name, outcome)
         answers = [f"{blank.label} = {blank.written}" for blank in attempt.question.blanks]
         lines = [str(line) for line in attempt.question.working]
-        return {"answers": answers, "working": lines, "outcome": outcome, "due": Record(note).when(name)}
+        return {"answers": answers, "working": lines, "outcome": outcome, "due": self._record(client).when(name)}
 
-    def _count(self, name: str, attempt: Attempt, solved: bool) -> str | None:
+    def _count(self, client: str, name: str, attempt: Attempt, solved: bool) -> str | None:
         """Count the attempt when it ends: solved, or with the last try."""
         if attempt.counted:
             return None
@@ -130,7 +143,7 @@ class Exercises:
             return None
         attempt.counted = True
         outcome = "wrong" if not solved else "corrected" if attempt.wrong else "solved"
-        Record(note).add(name, outcome)
+        self._record(client).add(name, outcome)
         return outcome
 
     def _attempt(self, client: str, name: str, seed: int | None) -> Attempt:
@@ -145,7 +158,7 @@ class Exercises:
         """A question that is left after a wrong answer was not solved, as where one quits in the terminal."""
         attempt = self._attempts.pop(client)
         if attempt is not None and attempt.wrong and not attempt.counted:
-            Record(note).add(attempt.question.kata, "wrong")
+            self._record(client).add(attempt.question.kata, "wrong")
 
 
 def _check_name(name: str) -> None:

@@ -13,6 +13,11 @@ keeps it in sessionStorage, the user in a file of mode 0600. With the same secre
 is found again by the pages that are open: their requests wait, and are sent once more. Headers that do not end within
 30 seconds are refused (408). Requests name models, traces and cells, never files. An uploaded image is decoded in
 another process with limits, and only its pixels come back.
+
+With `--lan` a class is served, on the local network and read-only. A page that comes from another machine over HTTP has
+no cryptography in its browser, so it sends the token itself, as clients of `pencil serve --lan` do: who listens on the
+network can read it, and it opens no more than the page does. The Host may then be any name of this machine; a request
+must still come from our own page.
 """
 
 import hashlib
@@ -79,13 +84,14 @@ class Tokens:
     """The tokens of pages: an HMAC, which proves that a page knows the secret, and an id of the page, for taking turns.
 
     The secret itself is never sent. A token is of one port and one server: when a server has ended, another user may
-    listen at its port, and what an open page sends there opens no other server.
+    listen at its port, and what an open page sends there opens no other server. With `plain` it is sent: the secret is
+    then a token made for a class.
     """
 
-    def __init__(self, secret: str, port: int):
+    def __init__(self, secret: str, port: int, plain: bool = False):
         self.server = secrets.token_urlsafe(9)
         message = f"{port} {self.server}"
-        self._proof = hmac.new(secret.encode(), message.encode(), "sha256").hexdigest()
+        self._proof = secret if plain else hmac.new(secret.encode(), message.encode(), "sha256").hexdigest()
 
     def new(self) -> str:
         return f"{self._proof}.{secrets.token_urlsafe(9)}"
@@ -100,8 +106,8 @@ class Tokens:
 class Guard:
     """Refuses what is not from our own page, before anything of a request is read; sets the headers of every reply."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, port: int):
-        self.app, self._tokens = app, tokens
+    def __init__(self, app: ASGIApp, tokens: Tokens, port: int, lan: bool = False):
+        self.app, self._tokens, self._lan = app, tokens, lan
         self._hosts = {f"{host}:{port}" for host in HOSTS} | ({*HOSTS} if port == 80 else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,9 +134,10 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers = Headers(scope=scope)
-        if not _is_one_of(headers.getlist("host"), self._hosts):
+        hosts = {host.lower() for host in headers.getlist("host")} if self._lan else self._hosts
+        if not _is_one_of(headers.getlist("host"), hosts):
             return 400, "this address is not the server's own; open the one that pencil explore printed"
-        origins = {f"http://{host}" for host in self._hosts}
+        origins = {f"http://{host}" for host in hosts}
         if headers.getlist("origin") and not _is_one_of(headers.getlist("origin"), origins):
             return 403, "a request from another site is not answered"
         if headers.get("sec-fetch-site", "none") not in OUR_PAGES and not _opens_the_page(scope, headers):

@@ -36,6 +36,7 @@ from starlette.types import Receive
 from .. import __version__
 from ..config import UserError
 from ..console import visible
+from ..learn.katas.document_words import CHOICES
 from ..tracing.trace_base import LISTED
 from ..web_server import DeadlineProtocol, listen, quiet
 from .answers import Listener
@@ -70,6 +71,8 @@ from .tour import tour
 from .uploads import Pictures
 
 ADDRESS = "127.0.0.1"  # other machines cannot reach it
+EVERYWHERE = "0.0.0.0"  # with --lan
+SHARED = "This page is shared with a class, and takes no training steps: run pencil explore on your own machine."
 HEADER_SECONDS = 30.0  # for the headers of a request to arrive
 BODY_SECONDS = 30.0  # for a body to arrive
 HEARTBEAT_SECONDS = 10.0  # after which a waiting connection gets a comment, so that nothing between closes it
@@ -273,19 +276,33 @@ class Replies:
 
 
 class Explorer:
-    """The opened models, and what the page asks of them."""
+    """The opened models, and what the page asks of them.
+
+    `shared` is for a class: what is asked for is computed and nothing is kept of it, no training steps and no progress,
+    and neither folders nor the command are named.
+    """
 
     def __init__(
-        self, sessions: Sequence[Session], debug: bool = False, command: str = "pencil explore", secret: str = ""
+        self,
+        sessions: Sequence[Session],
+        debug: bool = False,
+        command: str = "pencil explore",
+        secret: str = "",
+        shared: bool = False,
     ):
+        self.shared = shared
         self.sessions = {session.id: session for session in sessions}
         self.jobs = Jobs()
         self.replies = Replies(self.jobs, debug)
         self.pictures, self.secret = Pictures(), secret or new_secret()
-        self._models = [session.about() for session in sessions]
+        self._models = [self._about(session) for session in sessions]
         self._sessions_of_traces = Cache[str, Session](MOST_TRACES)
-        self._command = command
-        self._exercises, self._documents = Exercises(), Documents()
+        self._command = "pencil explore" if shared else command
+        self._exercises, self._documents = Exercises(guests=shared), Documents()
+
+    def _about(self, session: Session) -> dict[str, Any]:
+        hidden = {"path": session.path_elsewhere, "target": SHARED} if self.shared else {}
+        return {**session.about(), **hidden}
 
     # ---- the page
 
@@ -376,12 +393,15 @@ class Explorer:
         return await self.replies.long(request, "figure", lambda job: self._documents.figure(number, section, figure))
 
     async def katas(self, request: Request) -> Response:
-        return await self.replies.quick(request, lambda job: self._exercises.listed())
+        return await self.replies.quick(request, lambda job: self._exercises.listed(job.client))
 
     async def kata(self, request: Request) -> Response:
         name, query = request.path_params["name"], request.query_params
         seed = "new" if query.get("seed") == "new" else whole(query, "seed")
-        return await self.replies.quick(request, lambda job: self._exercises.question(job.client, name, seed))
+        words = word(query, "words") or "field"
+        if words not in CHOICES:
+            raise Refused(f"the words are {' or '.join(CHOICES)}")
+        return await self.replies.quick(request, lambda job: self._exercises.question(job.client, name, seed, words))
 
     async def kata_answer(self, request: Request) -> Response:
         name, body = request.path_params["name"], await body_of(request, SMALL_BYTES)
@@ -401,6 +421,8 @@ class Explorer:
         session = self._session(text(table(raw, name).get("model"), "model"))
         assert isinstance(raw, Mapping)
         state = session.state(raw)
+        if self.shared and (state.lessons or state.step is not None):
+            raise Refused(SHARED, 403)
         if session.transform is not None and (given := sorted(state.pictures)):
             read = [await self.pictures.read(picture, session.transform) for picture in given]
             state = state.with_pictures(dict(zip(given, read, strict=True)))
@@ -461,11 +483,11 @@ async def _built(name: str, media_type: str, request: Request) -> Response:
 
 def application(explorer: Explorer, port: int) -> Guard:
     """The application for one port, with every check before it."""
-    tokens = Tokens(explorer.secret, port)
+    tokens = Tokens(explorer.secret, port, explorer.shared)
 
     async def server(request: Request) -> Response:
-        """The name of this server, of which a page that knows the secret makes its token."""
-        return reply({"server": tokens.server})
+        """The name of this server, of which a page that knows the secret makes its token; a class sends the token."""
+        return reply({"server": tokens.server, "shared": explorer.shared})
 
     trace = "/api/trace/{key}"
     addresses: dict[str, tuple[str, Endpoint]] = {
@@ -513,7 +535,7 @@ def application(explorer: Explorer, port: int) -> Guard:
         exception_handlers={HTTPException: explorer.replies.failed},
         lifespan=lifespan,
     )
-    return Guard(app, tokens, port)
+    return Guard(app, tokens, port, explorer.shared)
 
 
 # ---- uvicorn
@@ -527,9 +549,19 @@ def bind_usual(secret: str) -> socket.socket:
         return bind(0)
 
 
-def bind(port: int = 0) -> socket.socket:
+def bind(port: int = 0, lan: bool = False) -> socket.socket:
     """A socket on a port of this machine; 0 is any free one."""
-    return listen(ADDRESS, port)
+    return listen(EVERYWHERE if lan else ADDRESS, port)
+
+
+def address_on_network() -> str:
+    """The address by which other machines reach this one; its name where it has no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it only asks which of our addresses would be used
+            return probe.getsockname()[0]
+        except OSError:
+            return socket.gethostname()
 
 
 class Protocol(DeadlineProtocol):
@@ -567,13 +599,14 @@ def serve(
     command: str,
     secret: str,
     ready: Callable[[str], None],
+    lan: bool = False,
 ) -> None:
     """Serve until Ctrl-C; `ready` is called with the address, and the page shows the command that starts it again."""
     port = listening.getsockname()[1]
-    explorer = Explorer(sessions, debug, command, secret)
+    explorer = Explorer(sessions, debug, command, secret, shared=lan)
     try:
         server = server_for(explorer, port, debug)
-        ready(f"http://{ADDRESS}:{port}/#secret={secret}")
+        ready(f"http://{address_on_network() if lan else ADDRESS}:{port}/#secret={secret}")
         server.run(sockets=[listening])
     except KeyboardInterrupt:
         pass

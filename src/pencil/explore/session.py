@@ -39,7 +39,8 @@ from .requests import Lesson, State, read_state
 MOST_LIVE_PARAMETERS = 10_000_000  # up to which every change is answered at once
 MOST_TRACES, MOST_TRACE_BYTES = 6, 2_000_000_000  # of the traces that are kept, together
 MOST_ANSWERS, MOST_STATES = 24, 2000
-EXAMPLE = "example:scenes"  # the trained model that is explored where no run is named
+# the trained models that are explored where no run is named, and what the page calls them
+EXAMPLES = {"example:scenes": "two digits, described", "example:english": "a small writer of English"}
 
 
 class Session:
@@ -61,7 +62,7 @@ class Session:
         self.profile = self.kind.explore
         self.folder = Path(str(loaded.run.path))
         self.name = name or self.folder.name
-        self.path = str(loaded.run.path) if path is None else path  # to open it again; empty: the example
+        self.path = str(loaded.run.path) if path is None else path  # to open it again
         self.step = getattr(loaded.run, "weights_step", None) if step is None else step
         self.weights = f"{loaded.run.path}@{self.step}"
         self.takes, self.controls = self.profile.takes(loaded), tuple(self.profile.controls(loaded))
@@ -98,11 +99,19 @@ class Session:
         return cls(load_checkpoint(loaded, step), id, f"{Path(path).name}@{step}", step)
 
     @classmethod
-    def of_example(cls, id: str = "a") -> "Session":
-        """The small trained model that comes with Pencil."""
-        if example_run(EXAMPLE) is None:
+    def of_examples(cls) -> "list[Session]":
+        """The small trained models that come with Pencil: a captioner first, and a GPT."""
+        found = [(name, title) for name, title in EXAMPLES.items() if example_run(name) is not None]
+        if not found:
             raise UserError("this installation has no example model: name a run, pencil explore runs/…")
-        return cls(load(EXAMPLE, dtype="auto"), id, "two digits, described", path="")
+        return [
+            cls(load(name, dtype="auto"), id, title, path=name) for id, (name, title) in zip("ab", found, strict=True)
+        ]
+
+    @property
+    def path_elsewhere(self) -> str:
+        """The path on another machine: an example's name, or the run's folder without those above it."""
+        return self.path if self.path in EXAMPLES else f"runs/{self.folder.name}"
 
     def about(self) -> dict[str, Any]:
         """The model in a few numbers, what it reads, and inputs to begin with."""

@@ -15,12 +15,10 @@ export function pictureLine(picture: string, file = PICTURE): string {
   return `Path(${quoted(file)}).write_bytes(b64decode(${quoted(picture.split(",")[1] ?? "")}))`;
 }
 
-/** The model on screen: a run by its folder, one at a checkpoint, or the example that comes with Pencil; `whole` is its session. */
+/** The model on screen: a run by its folder, one at a checkpoint, or an example by its name; `whole` is its session. */
 export function opened({ name, path, step }: Model, whole = false): string {
-  const loaded = whole ? "" : ".loaded";
-  if (path === "") return `Session.of_example()${loaded}`;
   const folder = quoted(path ?? `runs/${name.split("@")[0]}`);
-  if (name.includes("@") && step !== null) return `Session.open(${folder}, step=${step})${loaded}`;
+  if (name.includes("@") && step !== null) return `Session.open(${folder}, step=${step})${whole ? "" : ".loaded"}`;
   return whole ? `Session.open(${folder})` : folder;
 }
 

@@ -178,8 +178,8 @@ export class ServerSource implements Source {
     return this.get("katas");
   }
 
-  kata(name: string, seed: number | "new" | null): Promise<unknown> {
-    return this.get(`katas/${encodeURIComponent(name)}`, { seed });
+  kata(name: string, seed: number | "new" | null, words: string): Promise<unknown> {
+    return this.get(`katas/${encodeURIComponent(name)}`, { seed, words });
   }
 
   kataAnswer(name: string, seed: number | null, answers: string[]): Promise<unknown> {
@@ -213,8 +213,9 @@ export class ServerSource implements Source {
 
   /** Make the token of the server that listens now, and see whether it has other models than the one before. */
   private async connect(): Promise<void> {
-    const { server } = await (await fetch("/server")).json();
-    this.token = `${await tokenFor(this.secret, server)}.${this.page}`;
+    const { server, shared } = await (await fetch("/server")).json();
+    // a page from another machine over HTTP has no cryptography: what a class is given is a token, which is sent
+    this.token = `${shared ? this.secret : await tokenFor(this.secret, server)}.${this.page}`;
     if (!this.modelsJson) return;
     const reply = await fetch("/api/models", { headers: { "X-Pencil-Token": this.token } });
     if (!reply.ok) return; // the request that follows shows why

@@ -77,7 +77,8 @@ export interface Source {
   /** A figure of a section of a document, as the address of a picture. */
   figure(number: string, section: number, figure: number): Promise<{ picture: string }>;
   katas(): Promise<unknown>;
-  kata(name: string, seed: number | "new" | null): Promise<unknown>;
+  /** In the words of the field, or those of the document whose page speaks of WANT, HAVE and GIVE. */
+  kata(name: string, seed: number | "new" | null, words: "field" | "document"): Promise<unknown>;
   kataAnswer(name: string, seed: number | null, answers: string[]): Promise<unknown>;
   kataWorking(name: string, seed: number | null): Promise<unknown>;
   /** The current view as one HTML file. */

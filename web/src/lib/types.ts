@@ -34,7 +34,7 @@ export type Control = {
 export type Model = {
   id: string;
   name: string;
-  path?: string; // the folder of the run; empty: the example that comes with Pencil
+  path?: string; // the folder of the run, or the name of an example that comes with Pencil
   family: string;
   summary: string;
   parameters: number;

@@ -138,12 +138,15 @@ def _standing(row: Mapping[str, Any]) -> Standing:
 
 
 class Record:
-    """The progress in every exercise; `notify` is called with a sentence if the file was damaged."""
+    """The progress in every exercise; `notify` is called with a sentence if the file was damaged.
 
-    def __init__(self, notify: Callable[[str], None], now: Callable[[], datetime] = datetime.now):
+    With `keep` false it begins with nothing and is forgotten: a guest's, who neither sees nor changes that of the user.
+    """
+
+    def __init__(self, notify: Callable[[str], None], now: Callable[[], datetime] = datetime.now, keep: bool = True):
         self._notify, self.now = notify, now
-        self.path = file()
-        self.standings = read(self.path, notify)
+        self.path = file() if keep else None
+        self.standings = {} if self.path is None else read(self.path, notify)
 
     def of(self, name: str) -> Standing:
         return self.standings.get(name) or NEW
@@ -159,6 +162,8 @@ class Record:
     def add(self, name: str, outcome: Outcome | None) -> None:
         """Count one exercise, unless it was not answered."""
         if outcome is not None:
-            self.standings = read(self.path, self._notify)  # another terminal, or a page, may have written to the file
+            if self.path is not None:  # another terminal, or a page, may have written to the file
+                self.standings = read(self.path, self._notify)
             self.standings[name] = after(self.of(name), outcome, self.now())
-            write(self.path, self.standings)
+            if self.path is not None:
+                write(self.path, self.standings)

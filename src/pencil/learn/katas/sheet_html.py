@@ -4,9 +4,12 @@ import base64
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from itertools import accumulate
 
+from .document_words import worded
+from .drawings import drawing
 from .exercise import Question, Table
 from .grader import digits, labels, shown
 from .sheets import Sheet
@@ -38,6 +41,8 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th { font-weight: normal; font-style: italic; font-size: 9.5pt; text-align: right; padding: .5mm 2mm }
 tbody th { text-align: left; padding-left: 0 }
 td { border: .5pt solid #888; text-align: right; padding: .5mm 2mm }
+.drawing { display: block; max-width: 100%; height: auto; margin: 2mm 0 }
+.drawing .label { font-size: 11px; font-style: italic }
 .blanks { display: flex; flex-wrap: wrap; gap: 2mm 5mm; margin-top: 2mm }
 .blank { display: flex; align-items: center; gap: 2mm }
 .blank .box { display: inline-block; width: 24mm; height: 8.5mm; border: 1pt solid #000 }
@@ -62,15 +67,27 @@ STYLE = STYLE.replace("ROOM", "\n".join(f".room{n} {{ height: {n * LINE}mm }}" f
 Paper = tuple[str, Sheet]  # a student, or nobody, and the sheet
 
 
-def page(papers: Sequence[Paper], answers: bool = True) -> str:
-    """Worksheets as one HTML page, each from a new sheet of paper; with `answers`, they are at its end."""
+def page(papers: Sequence[Paper], answers: bool = True, words: str = "field") -> str:
+    """Worksheets as one HTML page, each from a new sheet of paper; with `answers`, they are at its end.
+
+    `words` are those of the field (Q, K, V) or of document 000 (WANT, HAVE, GIVE).
+    """
+    papers = _worded(papers, words)
     body = "\n".join(f'<div class="paper">{_paper(student, sheet)}</div>' for student, sheet in papers)
     keys = "\n".join(f'<div class="key">{_key(student, sheet)}</div>' for student, sheet in papers if answers)
     return _whole(papers, papers[0][1].title, f"{body}\n{keys}")
 
 
-def key_page(papers: Sequence[Paper]) -> str:
+def _worded(papers: Sequence[Paper], words: str) -> list[Paper]:
+    return [
+        (student, replace(sheet, questions=tuple(worded(question, words) for question in sheet.questions)))
+        for student, sheet in papers
+    ]
+
+
+def key_page(papers: Sequence[Paper], words: str = "field") -> str:
     """The answers of worksheets with their working, as one HTML page."""
+    papers = _worded(papers, words)
     title = f"{papers[0][1].title}: answers"
     keys = (_key(student, sheet) for student, sheet in papers)
     return _whole(papers, title, "\n".join(f'<div class="paper">{key}</div>' for key in keys))
@@ -128,7 +145,7 @@ def _exercise(number: int, question: Question) -> str:
     tables = "".join(map(_table, question.tables))
     return (
         f'<section class="exercise"><h2>{number}. {escape(question.title)}</h2>'
-        f'<div class="given">{tables}</div>'
+        f'{drawing(question)}<div class="given">{tables}</div>'
         f"<p>{escape(question.ask)}{escape(f' Answer {how}.') if how else ''}</p>"
         f'<div class="room{_room(question)}"></div><div class="blanks">{boxes}</div></section>'
     )

@@ -19,7 +19,7 @@ export type KataName = { name: string; title: string; topic: string; due: string
 export type KataList = { katas: KataName[]; next: string | null };
 export type Given = { name: string; rows: string[][]; across: string[]; down: string[] };
 export type Question = {
-  kata: string; title: string; topic: string; seed: number | null; page_words: string | null; key: string; given: Given[]; ask: string;
+  kata: string; title: string; topic: string; seed: number | null; drawing: string; given: Given[]; ask: string;
   digits: string; choices: string[]; blanks: { label: string; decimals: number; words: boolean }[]; rows: [string, number][]; across: string[]; tries_left: number;
 };
 export type Graded = { right: boolean[]; unread: number[]; solved: boolean; hint: { name: string; hint: string } | null; tries_left: number; outcome: string | null; due: string };
