@@ -230,7 +230,7 @@ def inside(day: Afternoon) -> None:
 def handed_over(day: Afternoon) -> None:
     """The goals after training: many inputs, a baseline, mistakes by name, what it costs, other libraries."""
     day.pencil("predict runs/photos-vit photos/ cat.png --out predictions.csv", "predictions.csv")
-    day.pencil("eval runs/reviews-reader --baseline", "always the commonest class", "this run")
+    day.pencil("eval runs/reviews-reader --baseline", "always the commonest class in training", "this run")
     day.step("a baseline in the card", lambda: _has("runs/reviews-reader/README.md", "## Baselines"))
     day.step("mistakes by name", lambda: _has("runs/photos-vit/eval/predictions.csv", "truth,answer,probability"))
     day.pencil("cost runs/notes-gpt --device h200", "B 4 batch size", "The whole training")

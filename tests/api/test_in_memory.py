@@ -93,6 +93,27 @@ def test_the_verbs_on_a_run_of_a_table(tmp_path, monkeypatch, capsys):
     assert "pencil.resume('run', data)" in refused
 
 
+def test_an_evaluation_by_a_column_and_beside_baselines(capsys):
+    table = {**COLUMNS, "number": [f"{n % 3}" for n in range(60)]}
+    run = pencil.train("reader", table, out="run", **NAMED, **SMALL)
+    others = {"said": TEXTS[:7], "mood": LABELS[:7], "number": ["a", "b", "a", None, "b", "b", "b"]}
+    answers = [one.label == label for one, label in zip(run.predict(others["said"]), LABELS, strict=False)]
+    metrics = run.evaluate(others, by="number", baseline=True)
+    for value, rows in (("a", (0, 2)), ("b", (1, 4, 5, 6))):
+        assert metrics[f"group_accuracy.{value}"] == np.mean([answers[row] for row in rows])
+    said = capsys.readouterr().err
+    assert f"always the commonest class in training    {metrics['baseline.commonest.accuracy']:.4f}" in said
+    assert "this run" in said
+    assert {name.partition(".")[2] for name in run.evaluate(by="number", quiet=True) if "group_accuracy" in name} == {
+        *"012"
+    }
+    for by, sentence in (("mod", "did you mean mood?"), ("text", "the data in memory has no column text")):
+        with pytest.raises(UserError, match=sentence):
+            run.evaluate(others, by=by, quiet=True)
+    with pytest.raises(UserError, match="its columns have no names"):
+        run.evaluate(ROWS[:3], by="number", quiet=True)
+
+
 def test_a_run_that_keeps_its_data_goes_on_anywhere(monkeypatch):
     run = pencil.train("reader", pandas.DataFrame(COLUMNS), out="run", keep_data=True, **NAMED, **SMALL)
     assert "pencil resume" in (run.path / "README.md").read_text()

@@ -130,7 +130,7 @@ def test_a_vit_on_a_folder_of_classes(type_in, tmp_path):
     shown = type_in("train", "vit", "--data", "photos/", *SMALL, *size)
     assert "runs/photos-vit" in shown.err
     assert re.search(r"; kept step \d, the lowest val_loss: accuracy \d\.\d{4}, val_loss", shown.err)
-    assert re.search(r"95 % interval .* always the commonest class, .*, would have", shown.err)
+    assert re.search(r"95 % interval .* always their commonest class, .*, would have", shown.err)
     config = tomllib.loads((tmp_path / "runs" / "photos-vit" / "config.toml").read_text())
     assert config["run"]["classes"] == ["a[b]", "cat", "wild dog"]
     assert config["model"]["classes"] == 3

@@ -38,7 +38,7 @@ def test_of_texts_they_are_printed_and_in_the_card(reader):
     assert figures["baseline.commonest.accuracy"] == figures["accuracy.commonest"]
     assert figures["baseline.commonest.balanced_accuracy"] == 1 / 2
     lines = [line.split("  ")[0] for line in first.stdout.splitlines()[-4:]]
-    assert lines == ["model", "always the commonest class", "TF-IDF + logistic regression", "this run"]
+    assert lines == ["model", "always the commonest class in training", "TF-IDF + logistic regression", "this run"]
     card = (reader.path / "README.md").read_text(encoding="utf-8")
     said = card.strip().splitlines()[-1]
     assert "TF-IDF + logistic regression" in said

@@ -211,13 +211,13 @@ def test_the_figures_of_classes_as_a_table():
         "never             0          –       –       –",
     ]
     assert describe_accuracy(found, "texts") == (
-        "accuracy 0.6250 on 8 held-out texts: 95 % interval 0.3057 to 0.8632 (Wilson); always the commonest class, "
+        "accuracy 0.6250 on 8 held-out texts: 95 % interval 0.3057 to 0.8632 (Wilson); always their commonest class, "
         "good_dog, would have 0.7500; balanced accuracy 0.4167, macro F1 0.3846; without never, of which "
         "nothing was evaluated"
     )
     many = classification_metrics([ClassPredictions([-0.5] * 8, predicted, labels)], [str(i) for i in range(23)])
     assert class_table(many) == []
-    assert "the commonest class would have 0.7500" in describe_accuracy(many, "texts")
+    assert "their commonest class would have 0.7500" in describe_accuracy(many, "texts")
     assert "; without 21 classes, of which nothing was evaluated" in describe_accuracy(many, "texts")
     every = classification_metrics([ClassPredictions([-0.5], [0], [0])], [str(i) for i in range(23)], listed=None)
     assert len(class_table(every)) == 24

@@ -23,8 +23,9 @@ from ..train.loop import checkpoint
 from ..train.loop.report import shown_progress
 from ..train.loop.trainer import Trainer
 from ..train.settings import TrainConfig
-from ..train.tasks.baselines import HEADING, Baseline, as_metrics, baselines, card
+from ..train.tasks.baselines import HEADING, Baseline, as_metrics, baselines, card, rows, verdict
 from ..train.tasks.diffusion import Diffusion
+from ..train.tasks.metrics import in_columns
 from ..train.tasks.text_classification import TextClassification
 from .loading import load_model, open_run
 from .run_data import amount, task_of, task_on
@@ -42,6 +43,14 @@ class Evaluation(NamedTuple):
     metrics: dict[str, float]
     files: list[Path]
     baselines: list[Baseline]
+
+    @property
+    def compared(self) -> list[str]:
+        """The baselines beside the run as lines of a table, and a sentence; none without baselines."""
+        if not self.baselines:
+            return []
+        table = in_columns(rows(self.baselines, self.metrics))
+        return [*table, verdict(self.baselines, self.metrics, self.task.unit)]
 
 
 def evaluate_run(

@@ -53,6 +53,7 @@ def evaluate(
     out: str | Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
+    by: str | None = None,
     baseline: bool = False,
     quiet: bool = False,
 ) -> dict[str, float]:
@@ -60,7 +61,8 @@ def evaluate(
 
     `data` is a path, or in memory: a table, (inputs, labels), or a list of pairs. `text`, `label`, `source`, `target`
     and `image` name columns of a table where they are others than in training.
-    With `baseline` also the metrics of simple classifiers, as baseline.commonest.accuracy.
+    With `by`, another column of a table of texts with labels, also the accuracy for each of its values. With `baseline`
+    also the metrics of simple classifiers, as baseline.commonest.accuracy; unless `quiet`, their table is shown.
     """
     path = run_path(run)
     columns = {"text": text, "label": label, "source": source, "target": target, "image": image}
@@ -69,11 +71,13 @@ def evaluate(
     in_memory.check_name(data)
     if not in_memory.is_data(data):
         refuse((any(columns.values()), "columns are named of data in memory: the run knows those of a file"))
-        return evaluate_run(
-            path, None if data is None else str(data), device, dtype, folder, notify, baseline=baseline
-        ).metrics
-    with in_memory.forgotten(data, columns_of(path, data, columns)) as token:
-        return evaluate_run(path, token, device, dtype, folder, notify, baseline=baseline).metrics
+        found = evaluate_run(path, None if data is None else str(data), device, dtype, folder, notify, by, baseline)
+    else:
+        with in_memory.forgotten(data, columns_of(path, data, columns)) as token:
+            found = evaluate_run(path, token, device, dtype, folder, notify, by, baseline)
+    for line in found.compared:
+        notify(line)
+    return found.metrics
 
 
 def resume(

@@ -60,23 +60,22 @@ def evaluate(
     """
     check_run(run)
     from ..api.evaluate import evaluate_run
-    from ..train.tasks.baselines import rows, verdict
     from ..train.tasks.class_report import GROUP_FIGURES, describe_calibration, group_table
-    from ..train.tasks.metrics import CLASS_FIGURES, class_table, describe_accuracy, in_columns
+    from ..train.tasks.metrics import CLASS_FIGURES, class_table, describe_accuracy
 
-    task, metrics, files, baselines = evaluate_run(run, data, device, dtype, out, note, by, baseline)
+    found = evaluate_run(run, data, device, dtype, out, note, by, baseline)
+    task, metrics = found.task, found.metrics
+    *compared, verdict = found.compared or [""]
     if as_json:
         print(json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}))
     else:
         for name, value in metrics.items():
             if name.partition(".")[0] not in (*CLASS_FIGURES, *GROUP_FIGURES, "baseline"):
                 print(f"{visible(shortened(name), one_line=True)} {value:.6f}")
-        compared = in_columns(rows(baselines, metrics)) if baselines else []
         for line in [*class_table(metrics), *group_table(metrics, by), *compared]:
             print(visible(line, one_line=True))
     skipped = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
-    explained = [describe_accuracy(metrics, task.unit), describe_calibration(metrics)]
-    explained += [verdict(baselines, metrics, task.unit)] if baselines else []
-    for line in [*skipped, *filter(None, explained), *getattr(task, "notes", ()), *map(str, files)]:
+    explained = [describe_accuracy(metrics, task.unit), describe_calibration(metrics), verdict]
+    for line in [*skipped, *filter(None, explained), *getattr(task, "notes", ()), *map(str, found.files)]:
         note(line)
     return 0

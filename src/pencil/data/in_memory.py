@@ -107,6 +107,18 @@ def name_of(data: str) -> str:
     return WHERE if is_token(data) else data
 
 
+def column_as_given(token: str, name: str) -> list[str]:
+    """A column by the name that the user knows it by, as texts."""
+    table, named, *_ = _registered[token]
+    renamed = next((what for what, column in named.items() if column == name), None if name in named else name)
+    if renamed is None or renamed not in table.names or table.ordered:
+        known = [] if table.ordered else [name_of_column(token, one) for one in table.names]
+        raise UserError(
+            f"{WHERE} has no column {name}; {nearest(name, known) if known else 'its columns have no names'}"
+        )
+    return ["" if cell is None else str(cell) for cell in table[renamed]]
+
+
 def is_registered(token: str) -> bool:
     return token in _registered
 
@@ -114,7 +126,7 @@ def is_registered(token: str) -> bool:
 def table_of(token: str) -> Table:
     """The columns of registered data."""
     if token not in _registered:
-        raise UserError(f"{token} is data that was in the memory of another program: give the data itself")
+        raise UserError("the data was in the memory of another program: give the data itself")
     return _registered[token].table
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..config import UserError, build
+from ..data.in_memory import name_of
 from ..data.settings import DataConfig
 from ..data.split import SPLIT
 from ..data.tables.pairs import Recorded
@@ -280,7 +281,9 @@ def check_unchanged(run: Run, data_hash: str, source: str) -> None:
     facts = run.config["run"]
     if data_hash != facts["data_hash"]:
         if source != facts.get("data_path", source):
-            raise DataChanged(f"{source} is not the data that {run.path} was trained on: its content is another")
+            raise DataChanged(
+                f"{name_of(source)} is not the data that {run.path} was trained on: its content is another"
+            )
         raise DataChanged(f"{facts['data']} has changed since {run.path} was trained on it")
 
 

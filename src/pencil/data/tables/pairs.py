@@ -141,6 +141,9 @@ def load_labelled(data: str, whole: bool = False, reading: Reading | None = None
 
 def another_column(source: str, data: PairData, name: str) -> list[str]:
     """What another column of the table has in the line of each held-out text."""
+    if in_memory.is_token(source):
+        cells = in_memory.column_as_given(source, name)
+        return [cells[line - 1] for line in data.lines]
     table = load_labelled(source, whole=True, reading={**data.reading, "label_column": name})
     if "label_column" not in table.reading:
         raise UserError(f"{data.name} has no named columns: leave --by out")

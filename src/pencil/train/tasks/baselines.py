@@ -82,7 +82,7 @@ def baselines(task: Any, fitted: Any, notify: Callable[[str], None]) -> list[Bas
         return {name: every[name] for name in FIGURES}
 
     (commonest, _), *_ = Counter(labels).most_common(1)
-    found = [Baseline("always the commonest class", "commonest", measured([commonest] * len(truth)), 0.0)]
+    found = [Baseline("always the commonest class in training", "commonest", measured([commonest] * len(truth)), 0.0)]
     try:
         model = task.baseline.make()
     except ImportError:

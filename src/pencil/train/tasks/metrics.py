@@ -145,8 +145,8 @@ def describe_accuracy(metrics: Mapping[str, float], unit: str) -> str:
     different = f", {int(metrics['accuracy.different']):,} of them different" if "accuracy.different" in metrics else ""
     return (
         f"accuracy {metrics['accuracy']:.4f} on {int(metrics['accuracy.examples']):,} held-out {unit}{different}: 95 % "
-        f"interval {metrics['accuracy.low']:.4f} to {metrics['accuracy.high']:.4f} (Wilson); always the commonest class"
-        f"{f', {shortened(commonest)},' * bool(commonest)} would have {metrics['accuracy.commonest']:.4f}; "
+        f"interval {metrics['accuracy.low']:.4f} to {metrics['accuracy.high']:.4f} (Wilson); always their commonest "
+        f"class{f', {shortened(commonest)},' * bool(commonest)} would have {metrics['accuracy.commonest']:.4f}; "
         f"balanced accuracy {metrics['balanced_accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}{without}"
     )
 
