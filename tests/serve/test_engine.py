@@ -13,6 +13,7 @@ from pencil.data.tokenizers.tokenizer import ByteTokenizer
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import NOT_FINITE, Sampling, choose
 from pencil.serve import engine as engine_module
+from pencil.serve import tile as tile_module
 from pencil.serve.errors import RequestError
 from pencil.serve.row_sampling import RowRules, Rules
 from pencil.serve.tile import Tile, steady
@@ -234,11 +235,20 @@ def test_a_cache_that_does_not_fit_is_refused(monkeypatch):
         small_engine()
 
 
+def test_prompts_that_are_read_at_once_keep_their_answers(monkeypatch):
+    """As on a GPU: in every row of the reader, beside any other prompts, in a batch of one shape."""
+    for module in (tile_module, engine_module):
+        monkeypatch.setattr(module, "prompts_at_once", lambda model, device: 3)
+    model = small_gpt(depth=1)
+    assert small_engine(model).tiles[0].reader.rows == 3
+    assert changed(model, 13, 1, most=7, ahead=5, rows=5) == 0
+
+
 def test_a_step_of_a_tile_writes_no_other_rows():
     tile = Tile(small_gpt(depth=1), 3, 101, 16)
     for place in range(3):
-        tile.begin()
-        tile.prefill([4, 2])
+        tile.reader.begin()
+        tile.reader.prefill({0: [4, 2]})
         tile.seat(place)
     before = tile.cache.store[:, :, 2].clone()
     tile.put(0, 5, 2)

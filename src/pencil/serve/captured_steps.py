@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..inference.cuda_graph import Captured
+from .prompt_reader import to_device
 from .row_sampling import ALL, Choices, Kinds, RowRules
-from .tile import Tile, to_device
+from .tile import Tile
 
 
 class CapturedSteps:

@@ -33,8 +33,9 @@ from ..inference.sampling import NOT_FINITE
 from ..inference.text_stream import TextStream
 from .captured_steps import CapturedSteps
 from .errors import TOO_LONG, RequestError
+from .prompt_reader import PromptReader, to_device
 from .row_sampling import ALL, Choices, Kinds, RowRules, Rules
-from .tile import Tile, steady, to_device, whole_keys
+from .tile import Tile, prompts_at_once, steady, whole_keys
 
 DRAWN = 64  # random numbers of a sequence drawn at a time
 VECTOR = 16  # numbers that a kernel reads at once, or a multiple of them
@@ -196,7 +197,9 @@ class Engine:
         self.ahead = ahead or (AHEAD if device.type == "cuda" else 1)  # steps between two looks of the host
         if len(model.INPUTS) > 1:  # what a text begins with is then read after a picture, or beside a source
             prefixes = 0
-        self.bytes = _check_memory(model, tiles * (rows + 1), prefixes * self.piece, device)
+        self.bytes = _check_memory(
+            model, tiles * (rows + prompts_at_once(model, device)), prefixes * self.piece, device
+        )
         schemes = [getattr(model, name, None) for name in ("positions", "image_positions")]
         biased = any(getattr(one, "biases_scores", False) for one in schemes)  # a bias is added to all keys at once
         programs: dict[str, Program] = {}
@@ -205,15 +208,16 @@ class Engine:
         self.width = -(-self.vocab // VECTOR) * VECTOR if device.type == "cuda" else self.vocab
         self.rules = [RowRules(rows, self.vocab, device, self.width) for _ in range(tiles)]
         self.rows: list[list[Continuation | None]] = [[None] * rows for _ in range(tiles)]
-        self.prefixes = Prefixes(prefixes, self.tiles[0].kept(0, self.piece))
+        self.prefixes = Prefixes(prefixes, self.tiles[0].reader.kept(0, self.piece))
         self.never = torch.tensor(tokenizer.never, dtype=torch.long, device=device)
         self.steps = [
             CapturedSteps(tile, rules, partial(self._choose, t), self.ahead) if device.type == "cuda" else None
             for t, (tile, rules) in enumerate(zip(self.tiles, self.rules, strict=True))
         ]
         self.queue: list[Continuation] = []
-        # of each tile, the places of rows whose prompts are not read yet: the first one is being read
-        self.reading: list[list[int]] = [[] for _ in range(tiles)]
+        # of each tile, the places of rows whose prompts wait to be read, and those whose prompts are in its reader
+        self.waits: list[list[int]] = [[] for _ in range(tiles)]
+        self.reading: list[list[int | None]] = [[None] * tile.reader.rows for tile in self.tiles]
         self.chosen: list[Chosen] = []  # what the host has not looked at
         self.counts = {"prompt": 0, "reused": 0, "generated": 0, "steps": 0}
         self.is_steady = self._is_steady()
@@ -259,13 +263,12 @@ class Engine:
         self._drop()
         self._admit()
         before, self.chosen = self.chosen, []
-        # a piece takes a GPU about as long as a step, and rows whose prompts are not read stand still meanwhile
-        pieces = max(2 * self.ahead if self.ahead > 1 else 1, len(self.tiles))
-        while pieces > 0 and any(self.reading):
+        left = max(self.ahead // 2, len(self.tiles))  # pieces: each holds up the steps
+        while left > 0 and any(self._to_read(t) for t in range(len(self.tiles))):
             for t in range(len(self.tiles)):
-                if self.reading[t]:
-                    self._guard(self._rows(t, self.reading[t][:1]), partial(self._read, t))
-                    pieces -= 1
+                if places := self._to_read(t):
+                    self._guard(self._rows(t, places), partial(self._read, t))
+                    left -= 1
         for t in range(len(self.tiles)):
             if places := self._places(t):
                 self._guard(self._rows(t, places), partial(self._step, t, places))
@@ -276,6 +279,11 @@ class Engine:
             ready, self.chosen = [*before, *self.chosen], []
         for one in ready:
             self._guard(one.rows, partial(self._look_at, one))
+
+    def _to_read(self, t: int) -> list[int]:
+        """The rows of a tile whose prompts are read next."""
+        reading = [p for p in self.reading[t] if p is not None]
+        return reading + self.waits[t][: len(self.reading[t]) - len(reading)]
 
     def _rows(self, t: int, places: Sequence[int]) -> list[Row]:
         return [(t, p, one) for p in places if (one := self.rows[t][p]) is not None]
@@ -331,7 +339,7 @@ class Engine:
             t = max(free, key=lambda entry: (entry[0], -entry[1]))[1]
             p, one = self.rows[t].index(None), self.queue.pop(0)
             self.rows[t][p] = one
-            self.reading[t].append(p)
+            self.waits[t].append(p)
 
     def _names(self, tokens: list[int]) -> list[bytes]:
         """A hash of all tokens up to the end of each whole piece."""
@@ -341,35 +349,51 @@ class Engine:
             names.append(hashed.digest())
         return names
 
-    def _begin(self, tile: Tile, one: Continuation) -> None:
+    def _begin(self, reader: PromptReader, row: int, one: Continuation) -> None:
         """Begin to read a prompt: what is kept of others that begin alike is not computed again."""
-        tile.begin()
+        reader.begin(row)
         for name in self._names(one.prompt[: len(one.prompt) - 1]):  # the last token is read for its logits
             kept = self.prefixes.get(name)
             if kept is None:
                 break
-            tile.restore(kept)
-        one.read = one.reused = tile.read
+            reader.restore(kept, row)
+        one.read = one.reused = reader.read(row)
         self.counts["reused"] += one.reused
 
     def _read(self, t: int) -> None:
-        """Read the next piece of a prompt; after the last one the row has its first token."""
-        tile, p = self.tiles[t], self.reading[t][0]
+        """Read the next pieces of prompts; after its last one a row has its first token."""
+        reader, reading = self.tiles[t].reader, self.reading[t]
+        pieces, given = {}, {}
+        for row, p in enumerate(reading):
+            if p is None and self.waits[t]:
+                p = reading[row] = self.waits[t].pop(0)
+                self._begin(reader, row, self._at(t, p))
+            if p is not None:
+                one = self._at(t, p)
+                pieces[row] = one.prompt[one.read : one.read + self.piece]
+                given, one.given = one.given, {}
+        logits = reader.prefill(pieces, given)
+        for row, tokens in pieces.items():
+            p = reading[row]
+            assert p is not None
+            one = self._at(t, p)
+            first, one.read = one.read, one.read + len(tokens)
+            self.counts["prompt"] += len(tokens)
+            if len(tokens) == self.piece:
+                self.prefixes.put(self._names(one.prompt[: one.read])[-1], reader.kept(first, one.read, row))
+            if one.read == len(one.prompt):
+                reading[row] = None
+                self._seat(t, p, row, logits[row])
+
+    def _at(self, t: int, p: int) -> Continuation:
         one = self.rows[t][p]
         assert one is not None
-        if one.read == 0:
-            self._begin(tile, one)
-        first = one.read
-        last = min(first + self.piece, len(one.prompt))
-        logits = tile.prefill(one.prompt[first:last], one.given)
-        one.read, one.given = last, {}
-        self.counts["prompt"] += last - first
-        if last - first == self.piece:
-            self.prefixes.put(self._names(one.prompt[:last])[-1], tile.kept(first, last))
-        if last < len(one.prompt):
-            return
-        self.reading[t].pop(0)
-        tile.seat(p)
+        return one
+
+    def _seat(self, t: int, p: int, row: int, logits: Float[Tensor, "V"]) -> None:
+        """Give a prompt that was read its row, and choose its first token."""
+        tile, one = self.tiles[t], self._at(t, p)
+        tile.seat(p, row)
         self.rules[t].set(p, one.rules, one.prompt)  # not earlier: a row with rules counts each token that is chosen
         drawn = one.draw(1)
         steps = self.steps[t]
@@ -378,10 +402,10 @@ class Engine:
             choices, allowed = self._choose(
                 t, logits[None], to_device(drawn, logits.device), here, self.rules[t].kinds[p]
             )
-            tile.put(p, choices.tokens[0], last)
+            tile.put(p, choices.tokens[0], len(one.prompt))
             numbers, likeliest = choices.stacked()[..., None], _likeliest([allowed[0]], one.top)
         else:
-            numbers, likeliest = steps.first(logits, drawn, p, last)[..., None], None
+            numbers, likeliest = steps.first(logits, drawn, p, len(one.prompt))[..., None], None
         one.asked = 1
         self.chosen.append(Chosen([(t, p, one)], [0], numbers, [likeliest], [drawn]))
 
@@ -470,8 +494,9 @@ class Engine:
         one = self.rows[t][p]
         assert one is not None
         self.rows[t][p], one.ended = None, True
-        if p in self.reading[t]:
-            self.reading[t].remove(p)
+        if p in self.waits[t]:
+            self.waits[t].remove(p)
+        self.reading[t] = [None if other == p else other for other in self.reading[t]]
         self.tiles[t].leave(p)
         self.rules[t].forget(p)
         one.listener(last)

@@ -3,9 +3,8 @@
 **The same answer at any load.** Sums in floating point depend on their order, and a kernel's order on the shapes it is
 given: torch multiplies one row by other code than several, so a batch that grows and shrinks changes the last bits of
 every row, and sometimes a token. Here no shape depends on the load. A step is always over all rows of a tile, whether
-they are used or not; more requests are more tiles of the same size, not a larger one. A prompt is read by itself, in
-pieces at fixed multiples from token 0, each padded to a length that follows from its own length alone; a picture is
-read with the first piece, and what a source became is kept padded to the longest one. What is left is the number of
+they are used or not; more requests are more tiles of the same size, not a larger one. How a prompt is read depends on
+itself alone (`prompt_reader.py`); what a source became is kept padded to the longest one. What is left is the number of
 keys, those of the tile's fullest row: masked keys add zeros to a sum, and in multiples of `KEYS` they do not change its
 order. That, and that a row's place in the tile does not matter, is how torch's kernels behave, not what they promise:
 `steady` measures it on this machine, with this model, before the server starts.
@@ -15,10 +14,9 @@ their tokens. A step is recorded for each number of keys, and the first piece of
 captured graph, on a CPU as a list of operations, which all tiles share.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -29,14 +27,15 @@ from ..core.span import Span
 from ..inference.cpu_replay import Program, Replayed
 from ..inference.cuda_graph import Captured
 from ..inference.decode_step import bucket_of, newest_logits, row_kernels
+from .prompt_reader import PromptReader
 
 KEYS = 64  # on a CPU the keys of a step are a multiple of this
-SMALLEST_PIECE = 8  # tokens that a shorter last piece of a prompt is padded to
+READERS = 8  # prompts that a GPU reads at once
 MOST_PLACES = 8  # of a tile in which a text is continued to measure whether its place matters
 
 
 class Tile:
-    """Rows of one model, and a cache of one row beside them in which a prompt is read before it takes its place."""
+    """Rows of one model, and a reader beside them in which a prompt is read before it takes its place."""
 
     def __init__(
         self,
@@ -47,12 +46,11 @@ class Tile:
         all_keys: bool = False,
         programs: dict[str, Program] | None = None,
     ):
-        self.model, self.rows, self.piece, self.all_keys = model, rows, piece, all_keys
+        self.model, self.rows, self.all_keys = model, rows, all_keys
         self.context = length
         self.before = int(getattr(model.config, "before", 0))  # tokens of a picture, before each text
         room = whole_keys(self.before + length) - self.before
         self.cache: Cache = model.new_cache(rows, room)
-        self.reader: Cache = model.new_cache(1, room)
         self.memory = _memory_of(model, rows)
         self.device = self.cache.store.device
         self.kernels = row_kernels(self.cache.store)
@@ -60,72 +58,15 @@ class Tile:
         self.index = torch.full((rows, 1), NOWHERE, device=self.device)  # its position; NOWHERE in a row without one
         self._programs = {} if programs is None else programs  # of steps and pieces on a CPU
         self._steps: dict[int, Captured | Replayed] = {}  # by the number of keys
-        self._prefills: dict[tuple[int, int | None], Captured | Replayed] = {}  # by padded length and number of keys
+        self.reader = PromptReader(model, prompts_at_once(model, self.device), room, piece, self._recorded)
         self._places = torch.arange(rows, device=self.device)
 
-    # ---- a prompt
-
-    def begin(self) -> None:
-        """Forget the prompt that was read last."""
-        self.reader.reset()
-
-    def restore(self, kept: Float[Tensor, "2 layers g P d"]) -> None:
-        """Keys and values of the prompt's next tokens, as if they had been computed here."""
-        first, count = self.reader.filled, kept.shape[-2]
-        self.reader.store[:, :, 0, :, first : first + count] = kept
-        self._count(count)
-
-    def _count(self, count: int) -> None:
-        reader, index = self.reader, torch.arange(self.reader.filled, self.reader.filled + count, device=self.device)
-        reader.index[0, index] = index
-        reader.coords[0, index, 0] = index.to(reader.coords.dtype)
-        reader.used.add_(count)
-        reader.filled, reader.even = reader.filled + count, False
-
-    @property
-    def read(self) -> int:
-        """How many tokens of the prompt were read."""
-        return max(0, self.reader.filled - self.before)
-
-    @torch.no_grad()
-    def prefill(self, tokens: Sequence[int], given: Mapping[str, Any] | None = None) -> Float[Tensor, "V"]:
-        """Read the prompt's next piece, with the first one its picture or source; the logits after its last token."""
-        reader, first, count = self.reader, self.read, len(tokens)
-        before = 0 if reader.filled else self.before
-        padded = self.piece if count == self.piece else max(SMALLEST_PIECE, 1 << (count - 1).bit_length())
-        padded = max(count, min(padded, self.piece, reader.length - reader.filled - before))
-        pad = padded - count
-        index = [*range(first, first + count), *[NOWHERE] * pad]
-        asked = to_device(np.array([[*tokens, *[0] * pad, count - 1], [*index, NOWHERE]]), self.device)
-        filled, reader.even = reader.filled + before + count, False
-        # the keys of a source have addresses of their own
-        if given or reader.memory is not None or (first and not asked.is_cuda):
-            logits = self._read(asked, **(given or {}))
-        else:
-            keys = bucket_of(self.before + first + padded, reader.length) if first else None
-            if reader.bucket != keys:
-                reader.fix(keys)
-            if (padded, keys) not in self._prefills:
-                self._prefills[padded, keys] = self._recorded(self._read)
-            logits = self._prefills[padded, keys](asked)
-        reader.filled = filled  # padding takes no slot, and a replay runs no Python
-        return logits
-
-    def _read(self, asked: Int[Tensor, "2 T"], **given: Any) -> Float[Tensor, "V"]:
-        """Of tokens and where they are; beside them which is the last."""
-        (ids, index), last = asked[:, None, :-1], asked[0, -1:]
-        return self.model(ids, span=Span.at(index), cache=self.reader, last=last, **given)[0, -1]
-
-    def kept(self, first: int, last: int) -> Float[Tensor, "2 layers g P d"]:
-        """Keys and values of these tokens of the prompt."""
-        return self.reader.store[:, :, 0, :, first:last]
-
-    def seat(self, place: int) -> None:
-        """Give the prompt that was read a row of the tile."""
-        count, reader, cache = self.reader.filled, self.reader, self.cache
+    def seat(self, place: int, row: int = 0) -> None:
+        """Give the prompt that was read in a row of the reader a row of the tile."""
+        count, reader, cache = self.reader.filled(row), self.reader.cache, self.cache
         cache.empty(self._places[place : place + 1])
-        cache.store[:, :, place, :, :count] = reader.store[:, :, 0, :, :count]
-        cache.index[place, :count], cache.coords[place, :count] = reader.index[0, :count], reader.coords[0, :count]
+        cache.store[:, :, place, :, :count] = reader.store[:, :, row, :, :count]
+        cache.index[place, :count], cache.coords[place, :count] = reader.index[row, :count], reader.coords[row, :count]
         cache.used[place] = count
         if reader.memory is not None:
             self._keep(place, reader.memory)
@@ -202,10 +143,9 @@ class Tile:
         self.index.add_(self.index < NOWHERE).masked_fill_(self.index >= self.context, NOWHERE)
 
 
-def to_device(values: Sequence[float] | np.ndarray, device: torch.device) -> Tensor:
-    """Numbers on a device, in double precision or as integers; on CUDA the host goes on at once."""
-    tensor = torch.from_numpy(np.asarray(values))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+def prompts_at_once(model: Any, device: torch.device) -> int:
+    """How many prompts of a tile are read at once; a picture and a source are read with the text that follows them."""
+    return READERS if device.type == "cuda" and len(model.INPUTS) == 1 else 1
 
 
 def whole_keys(count: int) -> int:
@@ -239,26 +179,36 @@ def example_inputs(model: Any, vocab: int, random: torch.Generator) -> dict[str,
 def steady(tile: Tile, vocab: int) -> bool:
     """Whether a row's logits have the same bits in every place, beside any neighbours, with any number of keys.
 
-    One text is continued in several places, alone and beside longer ones, and the logits of each step are compared.
+    One text is continued in several places, alone and beside longer ones, and the logits of each step are compared; so
+    are those of its prompt, which is read in every row of the reader.
     """
+    reader = tile.reader
     context = min(tile.context, tile.cache.length - tile.before)
     count, steps = max(1, min(5, context - 2)), min(2, context - 1)
     random = torch.Generator().manual_seed(0)
     asked = torch.randint(vocab, (count + steps,), generator=random).tolist()
     given = example_inputs(tile.model, vocab, random)
-    noise = torch.randn(tile.kept(0, tile.before + context).shape, generator=random).to(tile.reader.store)
+    noise = torch.randn(reader.kept(0, tile.before + context).shape, generator=random).to(tile.cache.store)
+
+    def prompt(row: int, others: Mapping[int, int]) -> Tensor:
+        for other in range(reader.rows):
+            reader.begin(other)
+        pieces = {row: asked[:count]}
+        for other, length in others.items():
+            reader.restore(noise[..., : tile.before + length, :], other)
+            pieces[other] = asked[:1]
+        return reader.prefill(pieces, given)[row]
 
     def logits(place: int, others: Mapping[int, int]) -> Tensor:
         for other in range(tile.rows):
             tile.leave(other)
         for other, length in others.items():
-            tile.begin()
-            tile.restore(noise[..., : tile.before + length, :])
+            reader.begin()
+            reader.restore(noise[..., : tile.before + length, :])
             tile.seat(other)
             tile.disturb(other, random)
             tile.put(other, asked[0], length)
-        tile.begin()
-        seen = [tile.prefill(asked[:count], given)]
+        seen = [prompt(0, {})]
         tile.seat(place)
         tile.put(place, asked[count], count)
         newest = torch.full((tile.rows,), asked[-1], device=tile.device)
@@ -273,6 +223,9 @@ def steady(tile: Tile, vocab: int) -> bool:
     for place in range(0, tile.rows, max(1, tile.rows // MOST_PLACES)):
         near = {at: lengths[(at + place) % len(lengths)] for at in range(tile.rows) if at != place}
         good = good and all(torch.equal(logits(place, others), alone) for others in ({}, near))
+    for row in range(1, reader.rows):
+        near = {at: lengths[(at + row) % len(lengths)] for at in range(reader.rows) if at != row}
+        good = good and all(torch.equal(prompt(row, others), alone[0]) for others in ({}, near))
     for place in range(tile.rows):
         tile.leave(place)
     tile.cache.reset()
