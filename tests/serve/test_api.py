@@ -223,8 +223,8 @@ def test_the_client_raises_its_own_errors(served):
 
 def test_another_address_and_another_method(served):
     assert ask(served, "GET", "/v1/nothing")[0] == 404
-    status, _, content = ask(served, "GET", "/v1/completions")
-    assert status == 405
+    status, headers, content = ask(served, "GET", "/v1/completions")
+    assert (status, headers["allow"]) == (405, "POST")
     assert "error" in json.loads(content)
 
 

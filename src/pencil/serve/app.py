@@ -392,6 +392,8 @@ class Api:
         refusal = self.problem(error)
         status = 400 if refusal.status == 499 else refusal.status
         headers = {"Retry-After": "1"} if status in (429, 503) else {}
+        if isinstance(error, HTTPException):  # of an address that is asked in another way, which ways there are
+            headers |= error.headers or {}
         return Response(to_json(refusal.as_json()), status, headers, "application/json")
 
 

@@ -32,7 +32,7 @@ from .openai_format import new_id
 
 FORMATS = ("float", "base64")
 ROWS, CUDA_ROWS = 8, 32  # of a batch
-SMALL = 1_000_000  # parameters; a larger model keeps a CPU busy with one input
+SMALL = 2_000_000  # parameters; a larger model keeps a CPU busy with one input
 
 
 def format_of(data: Mapping[str, Any]) -> str:

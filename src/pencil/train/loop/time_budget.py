@@ -18,9 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...config import UserError
 from ...progress import duration
-from ...runs.run import Run
 from ..settings import Plan, TrainConfig
 
 SLOW_UPDATE_SECONDS = 2.0  # a first update that takes longer is a measure of the others, where nothing is compiled
@@ -163,7 +161,7 @@ class Budget:
         return clock() - self.planned >= PLAN_INTERVAL_SHARE * self.seconds or step + 1 >= config.steps
 
     def plan(self, step: int, config: TrainConfig, names: Iterable[str]) -> Plan:
-        """The most steps that fit into the rest of the budget, and of these settings what follows from them.
+        """The most steps that fit into the rest of the budget, at least one, and what follows of these settings.
 
         Evaluations and checkpoints that were not chosen are ten of each, or fewer if they would take over a tenth of
         the time; they stay where they are as long as there are about so many.
@@ -183,7 +181,8 @@ class Budget:
                 plan[name] = every if about_as_many else max(1, -(-steps // count))
             return plan
 
-        least, most = step, step + int(max(0.0, seconds_left) / max(self.update, 1e-9))
+        least = max(1, step)
+        most = max(least, step + int(max(0.0, seconds_left) / max(self.update, 1e-9)))
         while least < most:
             steps = (least + most + 1) // 2
             every = plan_for(steps).get("eval_every", config.eval_every)
@@ -191,19 +190,18 @@ class Budget:
             least, most = (steps, most) if fits else (least, steps - 1)
         return plan_for(least)
 
-    def too_little(self, run: Run) -> UserError:
-        """The error of a budget without room for a step."""
+    def too_little(self) -> str | None:
+        """A sentence where the budget has no room for a step; one is made all the same."""
+        if self.updates and self.left() >= self.need(0, 1, 1):
+            return None
         each = ("step", self.update), ("evaluation", self.evaluation), ("checkpoint", self.save)
         measured = [
             f"{'an' if name == 'evaluation' else 'a'} {name} {duration(seconds)}" for name, seconds in each if seconds
         ]
         takes = f" ({', '.join(measured)})" if measured else ""
-        again = f"pencil resume {run.path} and more --train.minutes, or fewer --train.eval_batches"
-        if "task" in run.config["run"]:  # of pencil.fit
-            again = "pencil.fit(…, resume=True) and more minutes, or fewer eval_batches"
-        return UserError(
+        return (
             f"train.minutes {self.minutes:g} is too little here: {duration(self.used())} were used before the first "
-            f"step{takes}; {run.path} is not trained yet: go on with {again}"
+            f"step{takes}; one step is made, and more minutes or fewer eval_batches make more"
         )
 
     def too_few(self, steps: int, usual: int, preset: str, family: str) -> str | None:

@@ -467,27 +467,27 @@ class Trainer:
     def _make_first_plan(self, metrics: Metrics, bar: ProgressBar, budget: Budget) -> None:
         """Measure an update, an evaluation and a plot; decide the steps by them, unless they are recorded."""
         undecided = [name for name in ("eval_every", "save_every") if not getattr(self.config, name)]
-        if all_reduce_any(self.here.is_rank0 and budget.over())[0]:
-            raise budget.too_little(self.run)
-        self._measure_pace(min(3.0, budget.seconds / 20))
-        budget.updates, budget.busy = self.pace.updates, self.pace.seconds
-        try:
-            self._evaluate(metrics, bar)
-        except Abandoned:
-            if all_reduce_any(self.here.is_rank0 and budget.over())[0]:
-                raise budget.too_little(self.run) from None
-            raise
-        plotting = time_budget.clock()
-        if self.here.is_rank0:
-            plot_losses(self.run.path)
-        budget.plot = time_budget.clock() - plotting
+        if not all_reduce_any(self.here.is_rank0 and budget.over())[0]:
+            self._measure_pace(min(3.0, budget.seconds / 20))
+            budget.updates, budget.busy = self.pace.updates, self.pace.seconds
+            try:
+                self._evaluate(metrics, bar)
+            except Abandoned:
+                if not all_reduce_any(self.here.is_rank0 and budget.over())[0]:
+                    raise
+                self.stopping.clear()  # the time is up, and a step is made all the same
+        if self.state.evaluation_due:  # the time was up
+            self.state.evaluated = self.step
+        else:
+            plotting = time_budget.clock()
+            if self.here.is_rank0:
+                plot_losses(self.run.path)
+            budget.plot = time_budget.clock() - plotting
         if budget.following:
             self._follow(budget.following.pop(0), bar)
             return
         plan = broadcast(budget.plan(0, self.config, undecided))
-        if not plan["steps"]:
-            raise budget.too_little(self.run)
-        line = describe_plan(plan, self.config, budget)
+        line = budget.too_little() or describe_plan(plan, self.config, budget)
         self._follow(plan, bar)
         notes = self.state.fit_warmup()
         few, facts = None, self.run.config["run"]
