@@ -197,3 +197,26 @@ def test_a_server_that_cannot_start_is_said_so(monkeypatch):
     monkeypatch.setattr("pencil.explore.uploads.Pictures.start", fails)
     with pytest.raises(UserError, match="could not start"):
         server.serve([Pretended()], server.bind(0), False, "pencil explore", "secret", lambda address: None)
+
+
+def test_slides_are_one_file_of_the_text_that_was_given(tmp_path, capsys):
+    from pencil.cli.main import main as pencil
+
+    def slides(*words):
+        with pytest.raises(SystemExit) as ended:
+            pencil(["slides", str(GPT), *words])
+        return ended.value.code
+
+    path = tmp_path / "talk.html"
+    assert slides("--out", str(tmp_path / "talk.pdf")) == 2
+    assert ".html" in capsys.readouterr().err
+    assert slides("--out", str(path), "--image", "a.png") == 2
+    assert "reads no picture" in capsys.readouterr().err
+    assert not path.exists()
+    assert slides("--out", str(path), "--text", "line") == 0
+    html = path.read_text(encoding="utf-8")
+    views = json.loads(re.search(r'id="views">(.*?)</script>', html, re.DOTALL)[1])
+    assert views["answer"]["state"]["input"]["text"] == "line"
+    assert views["shown"]["more"]["present"] == "yes"
+    assert len(views["tour"]["steps"]) == 10
+    assert [len(step["notes"]) > 40 for step in views["tour"]["steps"]] == [True] * 10

@@ -2,12 +2,15 @@
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from conftest import unchecked
 from explore.served import serving
 from explore.small_runs import write_run
+from page.blank import blank_page
 from page.mock import axe, mocked
 from page.test_inside_views import cell_of, opened, replies
 from pencil.explore.session import Session
@@ -178,3 +181,98 @@ def test_a_document_draws_its_symbols(browser):
         assert page.inner_html("article h3").replace("<!---->", "") == "Why divide QKᵀ by √d<sub>k</sub>?"
         assert page.locator("article sub").all_inner_texts() == ["k", "model", "O"]
         assert "attn_norm" in page.inner_text("article .text")
+
+
+# ---- the first minute
+
+
+def test_the_words_of_the_first_minute_go_when_they_are_done_and_never_come_back(browser, pictures):
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(pictures.address())
+    page.wait_for_selector(".coach li")
+    assert [one.split()[0].strip(":") for one in page.locator(".coach li").all_inner_texts()] == [
+        "draw",
+        "point",
+        "why",
+        "open",
+    ]
+    assert axe(page) == []
+    page.evaluate("pencil.session.go({ more: { open: 'why' } })")
+    page.wait_for_function("document.querySelectorAll('.coach li').length === 3")
+    page.evaluate("pencil.session.setInput({ options: { seed: 3 } })")
+    page.wait_for_function("document.querySelectorAll('.coach li').length === 2")
+    page.reload()
+    page.wait_for_selector(".coach li")
+    assert page.locator(".coach li").count() == 2
+    page.click(".coach button[title]")
+    page.wait_for_selector(".coach", state="detached")
+    page.reload()
+    page.wait_for_selector(".result h2")
+    assert page.locator(".coach").count() == 0
+    context.close()
+
+
+# ---- a lecture
+
+
+def test_the_tour_is_a_lecture_in_one_file_that_asks_nobody(browser, pictures, tmp_path):
+    from pencil.explore.export import slides_page
+
+    session = pictures.explorer.sessions["a"]
+    state = session.state({"input": session.about()["example"]})
+    (tmp_path / "talk.html").write_text(html := slides_page(session, state), encoding="utf-8")
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', html)
+    assert policy[1].startswith("default-src 'none'; script-src 'sha256-")
+    expected = steps(pictures)
+    assert 40 <= sum(step["minutes"] for step in expected) <= 50  # a lecture
+    console: list[str] = []
+    with blank_page(browser, console) as (page, requested):
+        page.goto((tmp_path / "talk.html").as_uri())
+        page.wait_for_selector(".lectern")
+        assert page.locator("header.top").is_hidden()
+        planned = 0
+        page.keyboard.press("n")
+        for i, step in enumerate(expected):
+            page.wait_for_selector(f".tour h2:has-text('{i + 1} of 10')")
+            planned += step["minutes"]
+            assert step["notes"] in page.inner_text(".notes")
+            assert re.search(rf"{step['minutes']} min; 0:\d\d of {planned}:00", page.inner_text(".notes"))
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_selector(".tour h2:has-text('9 of 10')")
+        page.keyboard.press("s")
+        assert page.locator(".spot").count() == 1
+        page.keyboard.press("Escape")
+        page.wait_for_selector("header.top", state="visible")
+        assert page.locator(".lectern").count() == 0
+    assert console == []
+    assert [url for url in requested if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_one_element_fills_the_screen_and_is_saved_as_a_picture(browser, pictures, tmp_path):
+    with opened(browser, pictures, "#view=heads") as page:
+        page.wait_for_selector("main canvas")
+        page.keyboard.press("p")
+        page.wait_for_selector(".staged")
+        box = page.locator(".staged").bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 1281
+        assert page.locator("header.top").is_hidden()
+        with page.expect_download() as found:
+            page.click(".lectern >> text=SVG")
+        found.value.save_as(tmp_path / "heads.svg")
+        root = ElementTree.parse(tmp_path / "heads.svg").getroot()
+        images = root.findall(".//{*}image")
+        assert len(images) == page.locator(".staged canvas").count()
+        assert all(one.get("href").startswith("data:image/png") for one in images)
+        assert any("head 1" in "".join(one.itertext()) for one in root.findall(".//{*}text"))
+        with page.expect_download() as found:
+            page.click(".lectern >> text=PNG")
+        found.value.save_as(tmp_path / "heads.png")
+        with Image.open(tmp_path / "heads.png") as image:
+            assert image.size == (2 * int(root.get("width")), 2 * int(root.get("height")))
+            assert len(image.convert("RGB").getcolors(1 << 24)) > 20  # the heads are in it
+        page.keyboard.press("Escape")
+        page.wait_for_selector(".lectern", state="detached")
+        assert page.locator(".staged").count() == 0

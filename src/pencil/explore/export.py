@@ -74,7 +74,8 @@ def _page(session: Session, state: State, shown: Shown, listener: Listener) -> s
     views, left_out = _views(session, state, start, shown, listener)
     listener.step(1, 1, "writing the file")
     named = sum(n.named for n in trace.graph.nodes)
-    first = [start, *([shown.cell] if _is_cell(trace, shown.cell) else [])]
+    told = [step["address"]["cell"] for step in views["tour"]["steps"]]
+    first = [start, *(cell for cell in (shown.cell, *told) if _is_cell(trace, cell))]
 
     def page(included: set[int], lacking: Sequence[str]) -> str:
         absent = f"The values of {len(lacking)} of {named} tensors, which would make the file too large."
@@ -96,6 +97,20 @@ def _page(session: Session, state: State, shown: Shown, listener: Listener) -> s
         if len(html.encode()) <= MOST_FILE_BYTES or array_bytes < 1000:
             return html
         array_bytes *= 0.8
+
+
+def slides_page(session: Session, raw: State | Mapping[str, Any], listener: Listener = NOBODY) -> str:
+    """The tour of a model as slides: the same file, which opens on the first step and is shown as a lecture."""
+    state = session.state(raw)
+    session.record(state)
+    steps = tour(session, state.key)["steps"]
+    if not steps:
+        raise UserError(f"{session.name} has no part that the tour tells of, so there are no slides of it")
+    place = steps[0]["address"]
+    divided = next((step["address"]["more"]["why"] for step in steps if "why" in step["address"]["more"]), "")
+    more = {**place["more"], "tour": "1", "present": "yes", **({"why": divided} if divided else {})}
+    title = f"{session.name}: a tour in {len(steps)} steps"
+    return export_page(session, state, Shown(place["view"] or "look", place["cell"], more, title=title), listener)
 
 
 def _is_cell(trace: LiveTrace, cell: str) -> bool:

@@ -11,7 +11,8 @@ export function definition(word: string): string | undefined {
   return LINES.get(bare) ?? LINES.get(plural(bare)) ?? LINES.get(`${bare}s`);
 }
 
-const longest = [...LINES.keys()].filter((word) => /^[a-z][a-z -]{2,}$/.test(word)).sort((a, b) => b.length - a.length);
+const singular = [...LINES.keys()].filter((word) => /^[a-z][a-z -]{2,}$/.test(word)).map((word) => word.replace(/([^s])s$/, "$1"));
+const longest = [...new Set(singular)].sort((a, b) => b.length - a.length);
 const WORDS = new RegExp(`(?<![\\p{L}-])(${longest.join("|")})(s?)(?![\\p{L}-])`, "giu");
 
 /** A text cut at the words that the glossary has, every word once; `told` are those that were marked before. */

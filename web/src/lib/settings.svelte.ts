@@ -23,6 +23,8 @@ function keep(name: string, value: string): void {
 class Settings {
   theme = $state<Theme>((stored("theme") as Theme | null) ?? "system");
   large = $state(stored("large") === "yes");
+  /** The words of the first minute that were done: draw, point, why, open. */
+  coached = $state((stored("coached") ?? "").split(" ").filter(Boolean));
   private systemDark = $state(DARK.matches);
   dark = $derived(this.theme === "dark" || (this.theme === "system" && this.systemDark));
 
@@ -39,6 +41,13 @@ class Settings {
   enlarge(): void {
     this.large = !this.large;
     keep("large", this.large ? "yes" : "no");
+  }
+
+  /** One of the words of the first minute is done, and does not come back. */
+  done(word: string): void {
+    if (this.coached.includes(word)) return;
+    this.coached = [...this.coached, word];
+    keep("coached", this.coached.join(" "));
   }
 
   /** Whether movement is unwelcome. */
