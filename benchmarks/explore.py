@@ -1,9 +1,10 @@
-"""The server of `pencil explore` under load, the time until its page is drawn, and the time of a receipt of GPT-2's shape.
+"""The server of `pencil explore` under load, the time until its page is drawn, that of the picture of a model and of what
+it shows for one token, and that of a receipt of GPT-2's shape.
 
     python benchmarks/explore.py [RUN] [--clients 20] [--seconds 60] [--receipts 50] [--depth 12] [--width 768]
 
-RUN is a run that takes a text, or the example that comes with Pencil. The receipts are those of a GPT of 12 blocks of 768
-with random weights, at 64 tokens. Each server is a process of its own, as a user starts it.
+RUN is a run that takes a text, or the example that comes with Pencil. The receipts, and the second picture, are those of
+a GPT of 12 blocks of 768 with random weights, at 64 tokens. Each server is a process of its own, as a user starts it.
 """
 
 import argparse
@@ -195,7 +196,27 @@ def painted(address: str) -> None:
     )
 
 
-# ---- receipts
+# ---- the picture of a model, and a receipt
+
+
+def pictures(address: str) -> None:
+    """The time and the size of the picture of a model, and of what it shows for each token of the answer."""
+    client = Client(address)
+    model = client.get("models", "/api/models")["models"][0]
+    given = {**model["example"], **({"text": " ".join(WORDS)[:60]} if "text" in model["example"] else {})}
+    state = {"model": model["id"], "input": {**given, "options": {"tokens": 4}}, "edits": []}
+    tokens = client.post("answer", "/api/answer", state)["tokens"]
+    trace = f"/api/trace/{client.post('record', '/api/record', state)['trace']}"
+    sizes = {"picture": [len(client.ask("picture", "GET", f"{trace}/picture"))], "choice": []}
+    for token in tokens:
+        sizes["choice"].append(len(client.ask("choice", "GET", f"{trace}/picture/of?cell={quote(token['cell'])}")))
+    lines = [
+        f"{kind} {', '.join(f'{1000 * one:.0f}' for one in client.times[kind])} ms, at most {max(sizes[kind]) / 1000:.0f} kB"
+        for kind in sizes
+    ]
+    print(f"{model['name']} ({model['parameters']:,} parameters): {'; '.join(lines)}; errors: {len(client.errors)}")
+    for error in client.errors[:5]:
+        print(f"  {error}")
 
 
 def shaped(folder: Path, depth: int, width: int) -> str:
@@ -252,11 +273,13 @@ def main() -> None:
     given = parser.parse_args()
     with explored(*given.run) as (address, process):
         painted(address)
+        pictures(address)
         many(address, process, given.clients, given.seconds)
     with (
         tempfile.TemporaryDirectory() as folder,
         explored(shaped(Path(folder), given.depth, given.width)) as (address, _),
     ):
+        pictures(address)
         receipts(address, given.receipts)
 
 

@@ -48,7 +48,7 @@ MAP: dict = {
     "parameters": int, "shape?": [int], "formula?": str, "tensors": [str],
 }  # fmt: skip
 MAP["children"] = [MAP]
-OUTLINE = {"trace": str, "tensors": [TENSOR], "labels": dict, "facts": dict, "legend": dict, "map": MAP,
+OUTLINE = {"trace": str, "tensors": [TENSOR], "labels": dict, "facts": dict, "legend": dict, "map": MAP, "edges?": [{"from": str, "by": str, "to": str}],
            "start": CELL}  # fmt: skip
 SLICE = {"name": str, "index": [(int, None)], "shape": [int], "values": str, "rows": [str], "columns": [str], "low": float,
          "high": float}  # fmt: skip
@@ -80,6 +80,24 @@ PART = {"id": str, "label": str, "kind": {"block", "head", "mlp", "token", "patc
         "value": NUMBER, "share": NUMBER, "cell": (CELL, None), "parts": int}  # fmt: skip
 CONTRIBUTIONS = {"cell": CELL, "against": (str, None), "value": NUMBER, "total": NUMBER, "allowed": NUMBER, "held": [str],
                  "parts": [PART]}  # fmt: skip
+PICTURE = {
+    "stacks": [{"id": str, "title": str, "stream": str, "grid?": [int],
+                "lanes": [{"label": str, "kind": {"token", "patch", "class", "special", "condition"}, "at?": [int],
+                           "written": bool}]}],
+    "columns": [{"path": str, "kind": {"attn", "cross", "mlp"}, "stack": str, "keys": str, "block": int, "heads": int,
+                 "pattern": str, "stream": str, "normed": {"before", "after"}, "thumb": [int], "thumbs": str,
+                 "condition?": str}],
+    "graph?": {"nodes": [{"path": str, "title": str, "operations": int}], "edges": [[int]]},
+}  # fmt: skip
+PICTURE_PART = {"id": str, "label": str, "value": float, "cell": (CELL, None)}
+PICTURE_OF = {
+    "cell": CELL, "label": str, "value": float, "allowed": float, "held": [str], "stack": str, "query": [int],
+    "columns": [{"rows": str, "added": str, "ids": [str]}], "rest": [PICTURE_PART], "noInput": [PICTURE_PART],
+    "inputs": [{**PICTURE_PART, "stack": str, "lane": int}], "pixels?": {"shape": [int], "values": str},
+    "lens": [{"after": int, "value": float, "cell": CELL, "probability?": float, "rank?": int, "picture?": str,
+              "top?": [{"id": int, "label": str, "probability": float, "cell": CELL}]}],
+    "unlensed?": str,
+}  # fmt: skip
 DIFFERENCE = {
     "tensors": [{"name": str, "shape": [int], "most": NUMBER, "relative": NUMBER, "cell": CELL, "counted": bool}],
     "first": (str, None),

@@ -1,10 +1,10 @@
 """The file without a server: its views, its size, and what it says it lacks. And contributions as data."""
 
-import json
 import re
 
 import pytest
 from json_shapes import ANSWER, ATTENTION, CONTRIBUTIONS, LIGHT, MODEL, check
+from shared_page import graph_of, views_of
 from small_runs import FIRST, write_run
 
 from pencil.config import UserError
@@ -39,7 +39,7 @@ def first(one):
 
 def parts(page):
     """The graph and the views in a page."""
-    return [json.loads(re.search(rf'id="{id}">(.*?)</script>', page, re.DOTALL)[1]) for id in ("graph", "views")]
+    return graph_of(page), views_of(page)
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -6,13 +6,14 @@ whose later blocks are taken out, an input's total with the held model run on th
 
 import base64
 import copy
-import json
 from math import prod
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from json_shapes import PICTURE, PICTURE_OF, check
+from shared_page import views_of
 from small_runs import RUNS, write_run
 
 from pencil.config import UserError
@@ -20,6 +21,7 @@ from pencil.core.probe import Probe
 from pencil.explore.outline import outline
 from pencil.explore.picture import picture, picture_of
 from pencil.explore.session import Session
+from pencil.tracing import html
 from pencil.tracing.contributions import CONSTANT, Hold, Keep, _plain_gelu, double
 from pencil.tracing.lens import Lens
 from pencil.tracing.live_trace import trace as trace_model
@@ -55,7 +57,8 @@ def drawn(request, tmp_path_factory):
     if "tokens" in answer:  # one in the middle of what was written
         cell = answer["tokens"][len(answer["tokens"]) // 2]["cell"]
     shown, of = picture(session, state.key), picture_of(session, state.key, cell)
-    json.dumps([shown, of], allow_nan=False)
+    check(shown, PICTURE)
+    check(of, PICTURE_OF)
     return SimpleNamespace(
         name=request.param, session=session, key=state.key, trace=trace, cell=cell, shown=shown, of=of,
         whole=trace.contributions(cell),
@@ -283,6 +286,47 @@ def test_a_number_inside_the_model_and_a_closed_block(tmp_path):
     assert closed["lens.0.logits[0,7,5]"].why().agrees
     with pytest.raises(UserError, match=r"there is no lens\.9: the lenses are lens\.input, lens\.0, lens\.1, lens\.2"):
         closed["lens.9.logits[0,7,5]"]
+
+
+def test_the_outline_has_the_lens_and_the_edges_whatever_was_looked_at(tmp_path):
+    session = Session.open(write_run("seq2seq", tmp_path))
+    state = session.state({"input": session.about()["example"]})
+    trace = session.record(state)
+    before = outline(session, state.key)
+    assert trace["lens.0.logits[0,0,5]"].why().agrees
+    assert outline(session, state.key) == before
+    listed = {one["name"]: one for one in before["tensors"]}
+    n = trace.graph.nodes[trace.find("lens.0.logits")]
+    for field in ("symbol", "formula", "kind", "named"):
+        assert listed["lens.0.logits"][field] == getattr(n, field)
+    assert (listed["lens.0.logits"]["shape"], n.symbol) == (list(n.shape), "Z⁽¹⁾")
+    edges = [tuple(edge.values()) for edge in before["edges"] if ".1." not in edge["by"]]
+    assert edges == [
+        ("encoder.input", "encoder.blocks.0.attn", "encoder.blocks.0.mid"),
+        ("encoder.blocks.0.mid", "encoder.blocks.0.mlp", "encoder.blocks.0.post"),
+        ("input", "blocks.0.attn", "blocks.0.mid"),
+        ("blocks.0.mid", "blocks.0.cross", "blocks.0.cross_mid"),
+        ("blocks.0.cross_mid", "blocks.0.mlp", "blocks.0.post"),
+    ]
+
+
+def test_a_model_that_declares_no_stream_is_drawn_as_its_modules():
+    class Skipped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+
+        def forward(self, x):
+            return x + self.second(self.first(x).relu())
+
+    trace = trace_model(Skipped(), torch.ones(2, 3))
+    drawn = views_of(html.explorer(trace, "a"))["picture"]
+    check(drawn, PICTURE)
+    assert not drawn["stacks"]
+    paths = [node["path"] for node in drawn["graph"]["nodes"]]
+    edges = {(paths[a], paths[b]) for a, b in drawn["graph"]["edges"]}
+    # of the skip connection, too
+    assert edges == {("x", "first"), ("first", ""), ("", "second"), ("second", ""), ("x", "")}
 
 
 def test_an_edit_of_a_weight_is_in_the_lens(tmp_path):

@@ -1,12 +1,13 @@
 """The page of a trace: of a run the views of the explorer, of the trace's own input; of anything else the reason why not."""
 
-import json
 import re
+from html import unescape
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from shared_page import views_of
 from small_runs import write_run
 
 import pencil
@@ -35,10 +36,6 @@ def quickly(monkeypatch):
     monkeypatch.setattr(export, "MOST_DIVIDED", 2)
 
 
-def views_of(page):
-    return json.loads(re.search(r'id="views">(.*?)</script>', page, re.DOTALL)[1])
-
-
 def written(run, *options, folder):
     path = folder / "page.html"
     assert command(["trace", str(run), *options, "--html", str(path)]) == 0
@@ -52,7 +49,7 @@ def test_a_text_is_written_as_share_writes_it(runs, tmp_path):
     assert views["answer"]["state"]["input"]["text"] == "a dog"
     assert views["answer"]["state"]["edits"] == ["blocks.0.attn.z[:,1]=0"]
     assert views["model"]["example"]["text"] == "a dog"
-    assert views["view"] == "answer"
+    assert views["view"] == "look"
     assert views["attention"]["groups"]
     assert views["contributions"]
     # in Python, by the same function
@@ -90,7 +87,9 @@ def test_a_file_of_a_trace_has_the_limit_of_share(runs, tmp_path, monkeypatch):
 
 def test_in_a_notebook_it_is_the_same_page(runs):
     framed = pencil.trace(runs("vit"), picture_file(runs)).explore()._repr_html_()
-    assert "&quot;contributions&quot;:{&quot;logits[" in framed
+    held = views_of(unescape(framed))["contributions"]
+    assert held
+    assert all(cell.startswith("logits[") for cell in held)
 
 
 def picture_file(runs):

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import re
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,6 +11,7 @@ from PIL import Image
 
 from conftest import unchecked
 from explore.served import serving
+from explore.shared_page import views_of
 from explore.small_runs import write_run
 from page.blank import blank_page
 from page.test_inside_views import address, opened
@@ -99,7 +99,7 @@ def test_the_file_of_why_opens_on_the_input_and_the_parts_that_were_on_screen(br
 def test_the_head_that_opens_by_itself_is_in_the_file(runs):
     one = Session.open(runs("gpt"))
     state = {"input": {"text": "it was", "options": {"tokens": 12}}}
-    views = json.loads(re.search(r'id="views">(.*?)</script>', export_page(one, state), re.DOTALL)[1])
+    views = views_of(export_page(one, state))
     held = views["contributions"]
     for token in views["answer"]["tokens"][:12]:
         whole = held[f"{token['cell']}||"]

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from ..config import UserError
 from ..tracing.address import address
 from ..tracing.contributions import Contributions, Part
+from ..tracing.lens import LENS
 from ..tracing.live_trace import LiveTrace, edited
 from ..tracing.receipt import Term
 from ..tracing.receipt import label as label_of
@@ -205,8 +206,9 @@ def compare(a: LiveTrace, b: LiveTrace) -> dict[str, Any]:
     return {
         "tensors": tensors,
         "first": tensors[0]["name"] if tensors else None,
-        "only_a": list(only_in(a, b)),
-        "only_b": list(only_in(b, a)),
+        # what was looked at through the lens is no difference
+        "only_a": [name for name in only_in(a, b) if not LENS.match(name)],
+        "only_b": [name for name in only_in(b, a) if not LENS.match(name)],
         "notes": notes,
     }
 

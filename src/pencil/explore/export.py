@@ -24,15 +24,17 @@ from ..tracing.trace_base import TraceBase
 from .answers import NOBODY, Listener, one_thread
 from .attention_views import attention, layer_of, light
 from .cells import contribution_table, find_contributions
-from .outline import module_map, outline
+from .outline import lenses, module_map, outline, residual_edges
 from .outline import tensors as all_tensors
+from .picture import picture, picture_of
 from .requests import Shown, State
 from .session import Session
 from .tour import tour
 
 MOST_FILE_BYTES = 5_000_000
-MOST_VIEW_BYTES = 1_600_000  # of them for views: answers, attention and contributions
-MOST_LIGHT_BYTES = 700_000  # of these for where the words look
+MOST_VIEW_BYTES = 2_400_000  # for views, before they are packed: answers, the picture, attention and contributions
+MOST_PICTURE_BYTES = 1_000_000  # of these for the picture of single numbers
+MOST_LIGHT_BYTES = 700_000  # and for where the words look
 PACKED_LETTERS_PER_BYTE = 1.27  # in the file, for each byte of an array, after gzip and base64
 MOST_NUMBERS = 12  # output numbers whose contributions are in the file, and parts of each that are divided
 MOST_WAYS = 3  # largest tokens or patches of a head that lead on to the input
@@ -73,9 +75,9 @@ def _page(session: Session, state: State, shown: Shown, listener: Listener) -> s
     start = outline(session, state.key)["start"]
     views, left_out = _views(session, state, start, shown, listener)
     listener.step(1, 1, "writing the file")
-    named = sum(n.named for n in trace.graph.nodes)
-    told = [step["address"]["cell"] for step in views["tour"]["steps"]]
-    first = [start, *(cell for cell in (shown.cell, *told) if _is_cell(trace, cell))]
+    named, pieces = sum(n.named for n in trace.graph.nodes), dict[bytes, bytes]()
+    of_tour = [step["address"]["cell"] for step in views["tour"]["steps"]]
+    first = [start, *(cell for cell in (shown.cell, *of_tour) if _is_cell(trace, cell))]
 
     def page(included: set[int], lacking: Sequence[str]) -> str:
         absent = f"The values of {len(lacking)} of {named} tensors, which would make the file too large."
@@ -89,6 +91,7 @@ def _page(session: Session, state: State, shown: Shown, listener: Listener) -> s
                 "shown": shown.as_json(),
                 "left_out": [*left_out, *([absent] if lacking else [])],
             },
+            pieces=pieces,
         )
 
     array_bytes = (MOST_FILE_BYTES - len(page(set(), ()).encode())) / PACKED_LETTERS_PER_BYTE
@@ -138,7 +141,10 @@ def _views(
     views: dict[str, Any] = {
         "model": {**about, "path": session.path_elsewhere, "example": input, "examples": examples},
         "answer": answer,
-        "outline": {"map": module_map(trace.traced_model.model, all_tensors(trace))},
+        "outline": {
+            "map": module_map(trace.traced_model.model, all_tensors(trace), lenses(trace)),
+            "edges": residual_edges(trace.traced_model.model),
+        },
         "attention": attention(session, state.key),
         "tour": tour(session, state.key),
         "light": {},
@@ -153,6 +159,11 @@ def _views(
             break
         views["light"][name] = rows
     cells = [bar["cell"] for bar in answer.get("tokens") or answer.get("classes") or ()] or [start]
+    views["picture"], views["picture_of"] = _pictures(session, state.key, cells, listener)
+    if len(views["picture_of"]) < len(cells):
+        left_out.append(
+            f"The picture of {len(cells) - len(views['picture_of'])} of {len(cells)} numbers of the answer."
+        )
     bytes_left = MOST_VIEW_BYTES - len(json.dumps(views))
     for name, make in _contributions(session, state.key, cells, shown, listener):
         if name in views["contributions"]:
@@ -163,6 +174,27 @@ def _views(
             break
         views["contributions"][name] = data
     return views, [*left_out, *_lacking(views["contributions"], cells)]
+
+
+def _pictures(
+    session: Session, key: str, cells: Sequence[str], listener: Listener
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The picture of the model, and what it shows for the first numbers of the answer."""
+    drawn, numbers, bytes_left = picture(session, key), dict[str, Any](), MOST_PICTURE_BYTES
+    for i, cell in enumerate(cells[:MOST_NUMBERS]):
+        listener.step(i, len(cells), f"the picture of {cell}")
+        try:
+            shown = picture_of(session, key, cell)
+        except UserError:
+            break
+        bytes_left -= len(json.dumps(shown))
+        if bytes_left < 0:
+            break
+        numbers[cell] = shown
+        if session.live:  # then what each block would say is recorded too, and its numbers open as any others
+            for one in shown["lens"]:
+                session.trace(key).find(one["cell"].partition("[")[0])
+    return drawn, numbers
 
 
 def _lights(session: Session, key: str, heads: dict[str, Any], first: str) -> Iterator[tuple[str, dict[str, Any]]]:

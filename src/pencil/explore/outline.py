@@ -6,13 +6,16 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..config import UserError
 from ..core.attention import Attention
 from ..core.layers import MLP, GatedMLP
 from ..core.notation import Notation, stored
-from ..core.probe import LEGEND, declared, symbols
+from ..core.probe import LEGEND, branches, declared, symbols
 from ..tracing.address import address
 from ..tracing.graph import Node
+from ..tracing.lens import LENS
 from ..tracing.live_trace import LiveTrace
+from ..tracing.module_graph import path_of
 from ..tracing.recording import tensors as nested_tensors
 from .session import Session
 
@@ -21,13 +24,15 @@ def outline(session: Session, key: str) -> dict[str, Any]:
     """What is in a trace, and the cell to open first."""
     trace, state = session.any_trace(key), session.states[key]
     nodes = tensors(trace) if isinstance(trace, LiveTrace) else [n for n in trace.graph.nodes if n.kind]
+    lens = lenses(trace) if isinstance(trace, LiveTrace) else {}
     start = _first_cell(trace, session.answer(state)) if isinstance(trace, LiveTrace) else "loss"
     return {
         "trace": key,
-        "tensors": [_tensor(n) for n in nodes],
+        "tensors": [_tensor(n) for n in (*nodes, *(n for some in lens.values() for n in some))],
         "labels": trace.labels,
         "facts": trace.facts,
-        "map": module_map(session.loaded.model, nodes),
+        "map": module_map(session.loaded.model, nodes, lens),
+        "edges": residual_edges(session.loaded.model),
         "start": start,
         "legend": LEGEND,
     }
@@ -37,16 +42,43 @@ def _first_cell(trace: LiveTrace, answer: Mapping[str, Any]) -> str:
     """That of the likeliest class or of the first token, else the middle of the last value."""
     if bars := answer.get("tokens") or answer.get("classes"):
         return bars[0]["cell"]
-    named = [n for n in trace.graph.nodes if n.named and n.size and n.kind not in ("weight", "input")]
+    named = [n for n in tensors(trace) if n.named and n.size and n.kind not in ("weight", "input")]
     last = next((n for n in reversed(named) if n.axes), named[-1])
     return address(last.name, [0, *(size // 2 for size in last.shape[1:])][: len(last.shape)])
 
 
+def lenses(trace: LiveTrace) -> dict[str, list[Node]]:
+    """What the model would say before its first block and after each, which is recorded when it is looked at."""
+    try:
+        return {path: trace.lens.described(path) for path in trace.lens.streams}
+    except UserError:
+        return {}
+
+
+def residual_edges(model: nn.Module) -> list[dict[str, str]]:
+    """What hangs from the residual streams: from which stream to which, and by which module."""
+    edges: list[dict[str, str]] = []
+    last: dict[str, dict[str, str]] = {}
+    for branch in branches(model):
+        stack = branch.block.rpartition(".")[0]
+        before = last.get(stack)
+        begin = ".".join(filter(None, (stack.rpartition(".")[0], "input")))
+        # two that add at one place begin at one place, too
+        begin = begin if before is None else before["from"] if before["to"] == branch.stream else before["to"]
+        last[stack] = {"from": begin, "by": branch.path, "to": branch.stream}
+        edges.append(last[stack])
+    return edges
+
+
 def tensors(trace: LiveTrace) -> list[Node]:
-    """The tensors in the order of computing; those of closed blocks as an opened block of their kind has them."""
+    """The tensors in the order of computing; those of closed blocks as an opened block of their kind has them.
+
+    Not those of a lens: what the outline has is the same whatever was looked at.
+    """
     graph = trace.graph
     if not graph.blocks:
-        return [n for n in graph.nodes if n.kind]
+        lens = {i for path, (first, end, _, _) in graph.opened.items() if LENS.match(path) for i in range(first, end)}
+        return [n for i, n in enumerate(graph.nodes) if n.kind and i not in lens]
     likes = {path: (path.rpartition(".")[0], *_shapes(args)) for path, (_, args, _) in graph.blocks.items()}
     models: dict[Any, str] = {}
     for path, like in likes.items():
@@ -100,26 +132,35 @@ def _tensor(n: Node) -> dict[str, Any]:
         "op": n.op,
         "dtype": n.dtype,
         "portions": n.portions,
-        "path": _path(n),
+        "path": path_of(n),
         "named": named,
     }
 
 
-def _path(n: Node) -> str:
-    """Where in the model a value is computed; an input belongs to the whole."""
-    head = n.name.partition(":")[0]
-    return "" if n.kind == "input" else head if head != n.name else n.name.rpartition(".")[0]
-
-
-def module_map(model: nn.Module, computed: Sequence[Node]) -> dict[str, Any]:
+def module_map(
+    model: nn.Module, computed: Sequence[Node], lens: Mapping[str, Sequence[Node]] | None = None
+) -> dict[str, Any]:
     """The model as a tree of its parts, down to the matrices, each with the values computed there, in order."""
     paths = {path for path, module in model.named_modules() if not isinstance(module, nn.Linear)}
     values: dict[str, list[Node]] = {}
     for n in computed:
         if n.kind != "weight" and (n.named or n.kind == "input"):
             # a norm has the name of its value
-            values.setdefault(n.name if n.name in paths and n.kind != "input" else _path(n), []).append(n)
-    return _module(Place(model, "", type(model).__name__), values, model, symbols(model))
+            values.setdefault(n.name if n.name in paths and n.kind != "input" else path_of(n), []).append(n)
+    whole = _module(Place(model, "", type(model).__name__), values, model, symbols(model))
+    if lens:
+        whole["children"].append(_beside("lens", "logit lens", [_lens(path, nodes) for path, nodes in lens.items()]))
+    return whole
+
+
+def _lens(path: str, nodes: Sequence[Node]) -> dict[str, Any]:
+    title = "before block 1" if path == "lens.input" else f"after block {int(path.rpartition('.')[2]) + 1}"
+    return {**_beside(path, title, []), "tensors": [n.name for n in nodes]}
+
+
+def _beside(path: str, title: str, children: list[dict[str, Any]]) -> dict[str, Any]:
+    """A part that is no module."""
+    return {"path": path, "title": title, "kind": "other", "parameters": 0, "tensors": [], "children": children}
 
 
 class Place(NamedTuple):

@@ -14,9 +14,11 @@ import torch
 
 from ..config import UserError
 from ..core.patches import join
+from ..core.probe import branches
 from ..tracing.address import address
 from ..tracing.contributions import GRID, Contributions, Leaf
 from ..tracing.live_trace import LiveTrace
+from ..tracing.module_graph import module_graph
 from ..tracing.residual_streams import CONDITION, Column, ResidualStreams, Row, Stack
 from .answers import Painter, one_thread, softmax
 from .attention_views import Patterns, shrunk
@@ -30,8 +32,10 @@ WORDS = {"time": "timestep"}  # lines of the condition
 
 
 def picture(session: Session, key: str) -> dict[str, Any]:
-    """The lines of a model and what hangs from them."""
+    """The lines of a model and what hangs from them; its modules, where its blocks declare no residual stream."""
     with one_thread(session.live):
+        if not branches(session.loaded.model):
+            return {"stacks": [], "columns": [], "graph": module_graph(session.trace(key).graph)}
         return _drawn(session, key).shown
 
 
@@ -154,11 +158,14 @@ class Drawn:
         return words[-1] if words and words[-1] else " · ".join(filter(None, words)) or whole.cell
 
     def _added(self, whole: Contributions) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """What each column added, head by head, and every other part: together they are the number."""
+        """What each column added, head by head, and every other part: together they are the number.
+
+        Of the others the same bias of all blocks is one.
+        """
         added = [np.zeros(column.heads) for column in self.streams.columns]
         ids = [[""] * column.heads for column in self.streams.columns]
         places = {column.branch.path: i for i, column in enumerate(self.streams.columns)}
-        rest = []
+        rest: dict[str, dict[str, Any]] = {}
         for part in whole.parts:
             path, _, index = part.id.rpartition(".")[0], *part.id.partition(":")[1:]
             if part.kind in ("head", "mlp") and path in places:
@@ -166,10 +173,12 @@ class Drawn:
                 added[places[path]][head] += part.value
                 ids[places[path]][head] = part.id
             else:
-                shown = {"id": part.id, "label": part.label, "value": number(part.value), "cell": part.cell}
-                rest.append(shown)
+                label = part.label.rpartition(" · ")[2] if part.kind in ("bias", "norm") else part.label
+                shown = {"id": part.id, "label": label, "value": 0.0, "cell": part.cell}
+                rest.setdefault(label, shown)["value"] += part.value
         packs = [packed(values, "f4") for values in added]
-        return [{"added": values, "ids": list(own)} for values, own in zip(packs, ids, strict=True)], rest
+        by_size = sorted(rest.values(), key=lambda one: -abs(one["value"]))
+        return [{"added": values, "ids": own} for values, own in zip(packs, ids, strict=True)], by_size
 
     def _inputs(self, whole: Contributions) -> dict[str, Any]:
         """What each input added by way of all paths, and what belongs to none: together they are the number."""
@@ -206,13 +215,13 @@ class Drawn:
         """Each row of a source with what it belongs to, what it added, and its largest cell."""
         rows = cells.shape if leaf.kind == "pixel" else cells.shape[:-1]
         flat = cells.reshape(int(np.prod(rows)), -1)
+        values, largest = flat.sum(1).tolist(), flat.abs().argmax(1).tolist()
         for i in (flat != 0).any(1).nonzero()[:, 0].tolist():
             row = tuple(int(j) for j in np.unravel_index(i, rows)) if rows else ()
-            most = (*row, int(flat[i].abs().argmax()))[: cells.ndim]
             label = "positions" if leaf.kind == "position" else ""
             if not label and leaf.kind != "pixel":
                 label = whole.tree.label(leaf, row).rpartition(" · ")[2]
-            yield label, row, float(flat[i].sum()), most
+            yield label, row, values[i], (*row, largest[i])[: cells.ndim]
 
     # ---- what the model would say after each block
 

@@ -1,17 +1,17 @@
 """The page of a trace: one file that opens from disk, needs no network, and unfolds any cell into its receipt.
 
 The data it carries is plain: the graph as `file.pack` gives it, with the functions its plans are written in and where
-each array begins, then the arrays as little-endian bytes; and, as JSON, whatever was prepared of the other views. The
-script is the application of `pencil explore`, built from web/.
+each array begins, then the arrays as little-endian bytes; and, as JSON, whatever was prepared of the other views. Both
+are packed by gzip. The script is the application of `pencil explore`, built from web/.
 """
 
 import base64
-import gzip
 import hashlib
-import io
 import json
+import struct
 import warnings
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +24,7 @@ from ..console import visible
 from ..files import write_aside
 from .file import pack
 from .graph import LEAST, ROUNDING, TINY, Array
+from .module_graph import module_graph
 from .plan_functions import FUNCTIONS
 from .receipt import DEPTH, ORIGINS, SHOWN, WIDE, format_number
 from .trace_base import COUNTING, TraceBase, ViewBase
@@ -31,7 +32,8 @@ from .trace_base import COUNTING, TraceBase, ViewBase
 HEAVY = 10_000_000  # bytes above which a page is no longer something to mail
 ABOUT = "Every number here was computed by the numbers before it. Choose one and its arithmetic unfolds."
 Progress = Callable[[float], object]
-PACKED, PIECE = 0.2, 1 << 20  # the share of the time before gzip begins, and the bytes it takes at once
+PACKED = 0.2  # the share of the time before gzip begins
+LEVEL, GZIP_HEADER = 9, b"\x1f\x8b\x08\0\0\0\0\0\x02\xff"  # the same bytes whenever it is packed
 MOST = 24  # rows and columns of a table without scripts
 BLUE, RED = "38,103,178", "196,58,40"
 
@@ -43,14 +45,16 @@ def page(
     start: str = "",
     progress: Progress = lambda share: None,
     views: Mapping[str, Any] | None = None,
+    pieces: dict[bytes, bytes] | None = None,
 ) -> str:
     """A trace as one self-contained HTML page; `start` is the cell it opens on, such as "attn.scores[0,0,0,2]".
 
-    `progress` is called with the share done. `views` is what other views show (see web/src/lib/file.ts).
+    `progress` is called with the share done. `views` is what other views show (see web/src/lib/file.ts). `pieces` keeps
+    the packed arrays, so that none is packed twice when a page is made again with fewer of them.
     """
-    graph, body = data(trace)
+    graph, chunks = _laid_out(trace)
     progress(PACKED)
-    packed = base64.b64encode(_compressed(body, lambda share: progress(PACKED + (1 - PACKED) * share))).decode()
+    packed = _packed(chunks, {} if pieces is None else pieces, lambda share: progress(PACKED + (1 - PACKED) * share))
     graph |= {"title": title, "about": [about, COUNTING], "start": start}
     script, style = _asset("app.js"), _asset("app.css")
     # nothing may be loaded, sent or embedded: only this script and this style run; pictures are within
@@ -70,7 +74,7 @@ def page(
 <div id="app"><p class="wait">Unfolding…</p><noscript>Scripts are off, and this page needs its own.</noscript></div>
 <script type="application/json" id="graph">{_inert(graph)}</script>
 <script type="text/plain" id="arrays">{packed}</script>
-<script type="application/json" id="views">{_inert(views or {})}</script>
+<script type="text/plain" id="views">{_packed([visible(_json(views or {})).encode()], {})}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -91,7 +95,8 @@ def explorer(
             return trace.shared(getattr(trace, "edits", ()), title, start, progress)
         except UserError as error:
             reason = str(error)
-    views = {"left_out": [f"Answer, Why and Heads: {reason}."]}
+    drawn = {"stacks": [], "columns": [], "graph": module_graph(trace.graph)}
+    views = {"left_out": [f"Answer, Why and Heads: {reason}."], "picture": drawn}
     return page(trace, title or "trace", about, start, progress, views)
 
 
@@ -124,6 +129,12 @@ def frame(trace: TraceBase, title: str = "", about: str = ABOUT, start: str = ""
 
 def data(trace: TraceBase) -> tuple[dict[str, Any], bytes]:
     """What the scripts work on: the graph, and the bytes of its arrays."""
+    graph, chunks = _laid_out(trace)
+    return graph, b"".join(chunks)
+
+
+def _laid_out(trace: TraceBase) -> tuple[dict[str, Any], list[bytes]]:
+    """The graph, and the bytes of each array, one after another."""
     graph, arrays = pack(trace)
     chunks, placed, at = [], {}, 0
     for key, array in arrays.items():
@@ -147,7 +158,7 @@ def data(trace: TraceBase) -> tuple[dict[str, Any], bytes]:
         "least": LEAST,
         "tiny": TINY,
     }
-    return {**graph, "functions": forms, "rules": rules, "legend": LEGEND, "arrays": placed}, b"".join(chunks)
+    return {**graph, "functions": forms, "rules": rules, "legend": LEGEND, "arrays": placed}, chunks
 
 
 def _bytes(array: Array) -> tuple[str, bytes]:
@@ -166,14 +177,22 @@ def _bytes(array: Array) -> tuple[str, bytes]:
     return kind, array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
-def _compressed(body: bytes, progress: Progress) -> bytes:
-    """The bytes packed by gzip, piece by piece."""
-    out = io.BytesIO()
-    with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=9, mtime=0) as file:
-        for first in range(0, len(body), PIECE):
-            file.write(body[first : first + PIECE])
-            progress(min(1.0, (first + PIECE) / len(body)))
-    return out.getvalue()
+def _packed(chunks: Sequence[bytes], pieces: dict[bytes, bytes], progress: Progress = lambda share: None) -> str:
+    """Bytes packed by gzip, as base64: one stream, of which each chunk is a part that does not look back.
+
+    So a chunk that is in `pieces` already, by its hash, is not packed again.
+    """
+    total, done, checksum, parts = sum(map(len, chunks)), 0, 0, [GZIP_HEADER]
+    for chunk in chunks:
+        key = hashlib.sha256(chunk).digest()
+        if key not in pieces:
+            packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+            pieces[key] = packer.compress(chunk) + packer.flush(zlib.Z_FULL_FLUSH)
+        parts.append(pieces[key])
+        checksum, done = zlib.crc32(chunk, checksum), done + len(chunk)
+        progress(done / max(total, 1))
+    end = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS).flush()
+    return base64.b64encode(b"".join((*parts, end, struct.pack("<II", checksum, total & 0xFFFFFFFF)))).decode()
 
 
 def _whole_marked(plan: Any) -> Any:
@@ -187,7 +206,11 @@ def _whole_marked(plan: Any) -> Any:
 
 def _inert(value: Mapping[str, Any]) -> str:
     """JSON that is safe inside a script element: nothing in it can end one, and all of it can be written as UTF-8."""
-    return visible(json.dumps(value, ensure_ascii=False, separators=(",", ":"))).replace("<", "\\u003c")
+    return visible(_json(value)).replace("<", "\\u003c")
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _asset(name: str) -> str:

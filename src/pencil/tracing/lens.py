@@ -8,6 +8,7 @@ read, so each has its receipt like any other number.
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..config import UserError
 from ..core.layers import evaluating
 from ..core.notation import SUPERSCRIPTS
 from ..core.probe import Name, Probe, branches, renamed
+from .graph import Node
 from .recording import EveryValue, TracedModel
 from .tape import Tape
 
@@ -88,7 +90,6 @@ class Lens:
         """Record what the model would say there, every operation of it."""
         tape = self.tape
         begun, x = (len(tape.nodes), len(tape.alive)), self._stream(path)
-        fired = dict(tape.fired)
         budget, tape.budget = tape.budget, None
         with self.traced.taped(tape, lazy=False):
             tape.path = path
@@ -96,19 +97,24 @@ class Lens:
             self._run(x, EveryValue(tape.fire) / path)
         tape.budget = budget
         tape.results[path], tape.opened[path] = [], (begun[0], len(tape.nodes), begun[1], len(tape.alive))
-        self._explain(path, [name for name in tape.fired if name not in fired])
+        for described in self.described(path):
+            lens = tape.nodes[tape.names[described.name]]
+            lens.axes, lens.symbol, lens.formula = described.axes, described.symbol, described.formula
 
-    def _explain(self, path: str, names: list[str]) -> None:
-        """The axes, symbols and formulas of the readout, each symbol with the number of the block it is after."""
-        nodes, tape = self.tape.nodes, self.tape
+    def described(self, path: str) -> list[Node]:
+        """The values of a lens, known before it is recorded: each symbol with the number of the block it is after."""
+        # a value that only has one name more, as the norm of a post-norm model, is the stream itself
+        nodes, names = self.tape.nodes, self.tape.names
+        own = [nodes[names[name]] for name in self.tape.read_out if name in names and nodes[names[name]].name == name]
         after = 0 if path == "lens.input" else int(path.removeprefix("lens.")) + 1
         count = str(after).translate(SUPERSCRIPTS)
-        own = {name: nodes[tape.names[name.removeprefix(f"{path}.")]] for name in names}
-        words = {n.symbol: f"{n.symbol}⁽{count}⁾" for n in own.values() if n.symbol}
+        words = {n.symbol: f"{n.symbol}⁽{count}⁾" for n in own if n.symbol}
         words[f"X{str(len(self.blocks)).translate(SUPERSCRIPTS)}"] = f"X{count}"
-        for name, n in own.items():
-            lens = nodes[tape.names[name]]
-            lens.axes, lens.symbol, lens.formula, _ = renamed(Name(n.axes, n.symbol, n.formula), words)
+        entries = (renamed(Name(n.axes, n.symbol, n.formula), words) for n in own)
+        return [
+            replace(n, name=f"{path}.{n.name}", plan=None, also=(), symbol=entry.symbol, formula=entry.formula)
+            for n, entry in zip(own, entries, strict=True)
+        ]
 
     def read(self, path: str, name: str, row: int | None = None) -> np.ndarray:
         """A value of the readout there, without recording it: whole, or of one token alone."""

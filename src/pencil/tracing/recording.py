@@ -280,7 +280,10 @@ def _kept_readout(model: Any, tape: Tape) -> Iterator[None]:
         tape.readout = dict(takes.bind(*args, **kwargs).arguments)
         # their nodes are made now, while they are as they are read
         mapped(tape.readout, "", lambda _, value: (tape.node_of(value), value)[1])
-        return before(*args, **kwargs)
+        earlier = set(tape.fired)
+        out = before(*args, **kwargs)
+        tape.read_out = [name for name in tape.fired if name not in earlier]
+        return out
 
     model.readout = readout  # pyright: ignore[reportArgumentType]
     try:

@@ -112,10 +112,9 @@ class ResidualStreams:
         stack, pattern = self.stacks[_list_of(branch)], f"{branch.path}.pattern"
         number, what = int(branch.block.rpartition(".")[2]), branch.path.rpartition(".")[2]
         group = self.groups[number % len(self.groups)] if stack.id == self.read_out else None
-        try:
-            heads = self.node(pattern).shape[1]
-        except UserError:
+        if pattern not in self.trace.traced_model.declared:
             return Column(branch, "mlp", stack, stack, number, 1, "", group)
+        heads = self.node(pattern).shape[1]
         keys = self._read_by(branch) if what == "cross" else stack
         return Column(branch, "attn" if keys is stack else "cross", stack, keys, number, heads, pattern, group)
 

@@ -234,6 +234,7 @@ class Tape(TorchDispatchMode, Graph):
         self.opened: dict[str, tuple[int, int, int, int]] = {}  # path -> its nodes, and objects alive, from and to
         self.changed: dict[str, Tensor] = {}  # weights in place of the model's, by name
         self.readout: dict[str, Any] | None = None  # what the readout of the model was given (`lens.py`)
+        self.read_out: list[str] = []  # the names of what it computed, in their order
         self._versions: list[tuple[Tensor, int]] = []  # of the arguments of the block that runs
 
     # ---- what a graph must know

@@ -81,7 +81,8 @@ export class FileSource implements Source {
     for (const [key, [kind, begin, count]] of Object.entries(meta.arrays)) {
       arrays[key] = new KINDS[kind as keyof typeof KINDS](raw, begin, count);
     }
-    return new FileSource(new Graph(meta, arrays), text("views") ? parsed<Views>(text("views")) : {});
+    const views = text("views") ? new TextDecoder().decode(await unzipped(text("views"))) : "{}";
+    return new FileSource(new Graph(meta, arrays), parsed<Views>(views));
   }
 
   can(feature: Feature): boolean {
@@ -104,7 +105,7 @@ export class FileSource implements Source {
   async record(): Promise<Outline> {
     const { labels, meta } = this.graph;
     const map = this.views.outline?.map ?? mapOf(this.tensors, this.title);
-    return { trace: "file", tensors: this.tensors, labels, facts: meta.facts ?? {}, map, start: this.start() };
+    return { trace: "file", tensors: this.tensors, labels, facts: meta.facts ?? {}, map, start: this.start(), edges: this.views.outline?.edges };
   }
 
   async slice(_: string, name: string, index: (number | null)[]): Promise<Slice> {

@@ -148,6 +148,7 @@ export type Outline = {
   map: MapNode;
   start: string;
   legend?: Record<string, string>; // what the letters of axes mean
+  edges?: { from: string; by: string; to: string }[]; // from one residual stream to the next, by the path of a module
 };
 
 export type Slice = {
@@ -318,7 +319,7 @@ export type PictureOf = {
   stack: string; // whose lines it is read from
   query: number[]; // the line that is read; all lines of which a mean is read
   columns: ColumnOf[]; // as in `Picture`
-  rest: PicturePart[]; // embeddings, positions, biases: what no column added
+  rest: PicturePart[]; // embeddings, positions, biases (each of all blocks together): what no column added
   inputs: PictureInput[];
   noInput: PicturePart[]; // what belongs to no input: biases, positions, special tokens
   pixels?: { shape: number[]; values: string }; // base64 of float32: the parts of the patches among `inputs`, by pixel
