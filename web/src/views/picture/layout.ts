@@ -34,8 +34,8 @@ export type Layout = { width: number; height: number; bands: Band[]; blocks: Blo
 export const LANE = 17;
 export const BUNDLE = 12;
 export const HEAD = 24; // above the lines: what each column is
-export const LEAST_PITCH = 64;
-const MOST_PITCH = 300;
+export const LEAST_PITCH = 56;
+const MOST_PITCH = 420;
 const BAND_GAP = 26;
 const MOST_ROWS = 32; // lines that are drawn without folding
 const SHARE = 0.95; // of all weight: so much the lines that are kept received
@@ -148,8 +148,10 @@ export function layout(picture: Picture, chosen: Chosen, { width, only = null, o
   const read = new Set(blocks.flatMap((one) => one.columns).flatMap((i) => [picture.columns[i].stack, picture.columns[i].keys]));
   const bands: Band[] = [];
   let y = HEAD;
-  for (const stack of picture.stacks) {
-    if (!stack.lanes.length || (only && !read.has(stack.id))) continue;
+  // a condition stands above what it sets
+  const conditions = new Set(picture.columns.flatMap((column) => column.condition ?? []));
+  for (const stack of [...picture.stacks].sort((a, b) => Number(conditions.has(b.id)) - Number(conditions.has(a.id)))) {
+    if (!stack.lanes.length || (only && !read.has(stack.id) && !conditions.has(stack.id))) continue;
     const query = stack.id === chosen.stack ? chosen.query : [];
     const keep = kept(stack, strengths(picture, chosen, stack), query, before.get(stack.id));
     const top = y, rowOf: number[] = [], rows: Row[] = [];
