@@ -50,7 +50,8 @@ function licences(): Plugin {
         if (!file) throw new Error(`${name} is in the script, and has no file with its licence`);
         return `${name} ${version} (${license})\n\n${(await read(`${folder}/${file}`)).trim()}`;
       };
-      const text = (await Promise.all([...new Set(folders)].sort().map(licence))).join("\n\n");
+      const typeface = `STIX Two (OFL-1.1), cut down by tools/typeface.py\n\n${(await read("src/fonts/LICENSE")).trim()}`;
+      const text = [...(await Promise.all([...new Set(folders)].sort().map(licence))), typeface].join("\n\n");
       for (const chunk of chunks) chunk.code = `/*!\n${text}\n*/\n${chunk.code}`;
       this.emitFile({ type: "asset", fileName: "LICENSES.txt", source: `${text}\n` });
     },

@@ -104,7 +104,7 @@ def captioned(state: dict[str, Any]) -> dict[str, Any]:
     options = state["input"].get("options", {})
     temperature = options.get("temperature", 1)
     uniform = None if temperature == 0 else 0.5
-    some = [token(w, 6 + i, temperature or 1, int(options.get("top_k", 0)), uniform) for i, w in enumerate((6, 7, 0))]
+    some = [token(w, 8 + i, temperature or 1, int(options.get("top_k", 0)), uniform) for i, w in enumerate((6, 7, 0))]
     return {
         "state": state, "milliseconds": 12.5, "words": ["[IMG]", "[IMG]", *(f"patch {i}" for i in range(6)), "begin", *WORDS[6:8]],
         "text": " ".join(one["text"] for one in some[:2]), "tokens": some, "picture": state["input"]["picture"],
@@ -141,15 +141,82 @@ def classified(state: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def attention(words: int, keys: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).dirichlet(np.full(keys, 0.4), words).astype("<f4")
+def packed(values: np.ndarray, kind: str = "<f4") -> str:
+    return base64.b64encode(np.asarray(values).astype(kind).tobytes()).decode()
 
 
-def light(words: list[str], keys: list[str], how: str, layer: int | None, head: int | None) -> dict[str, Any]:
-    rows = attention(len(words), len(keys), 100 * (layer or 0) + 10 * (head or 0) + len(how))
+def lanes(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """A line for each word that a model reads."""
+    found, first = [], answer.get("first_patch", -1)
+    rows, columns = answer.get("grid", (0, 0))
+    for i, word in enumerate(answer["words"]):
+        patch = i - first if "grid" in answer else -1
+        if 0 <= patch < rows * columns:
+            at = [patch // columns, patch % columns]
+            found.append({"label": f"patch {at[0] + 1},{at[1] + 1}", "kind": "patch", "at": at, "written": False})
+        else:
+            kind = "class" if word == "class" else "special" if word in ("[IMG]", "begin") else "token"
+            found.append({"label": word, "kind": kind, "written": i > answer.get("first_word", len(answer["words"]))})
+    return found
+
+
+def rows_of_heads(answer: dict[str, Any], block: int, query: int) -> np.ndarray:
+    """Where the heads of a block look from one line: [head, key], nothing after it where a model writes."""
+    count = len(answer["words"])
+    seen = query + 1 if answer.get("tokens") else count
+    rows = np.zeros((HEADS, count))
+    rows[:, :seen] = np.random.default_rng([7, block, query]).dirichlet(np.full(seen, 0.4), HEADS)
+    return rows
+
+
+def picture(answer: dict[str, Any]) -> dict[str, Any]:
+    stack = {"id": "blocks", "title": "", "lanes": lanes(answer), "stream": "input"}
+    stack |= {"grid": answer["grid"]} if "grid" in answer else {}
+    columns = [
+        {
+            "path": f"blocks.{i}.{kind}", "kind": kind, "stack": "blocks", "keys": "blocks", "block": i,
+            "heads": HEADS if kind == "attn" else 1, "pattern": f"blocks.{i}.attn.pattern" if kind == "attn" else "",
+            "stream": f"blocks.{i}.{'mid' if kind == 'attn' else 'post'}", "normed": "before",
+            "thumb": [2, 3] if kind == "attn" else [0, 0],
+            "thumbs": packed(np.full((HEADS, 2, 3), 60 * (i + 1)), "u1") if kind == "attn" else "",
+        }
+        for i in range(DEPTH) for kind in ("attn", "mlp")
+    ]  # fmt: skip
+    return {"stacks": [stack], "columns": columns}
+
+
+def picture_of(answer: dict[str, Any], cell: str) -> dict[str, Any]:
+    """What all of it did for one logit: random parts, which sum to a value by two ways."""
+    tokens = {one["cell"]: one for one in answer.get("tokens", [])}
+    query = tokens[cell]["position"] if cell in tokens else 0
+    count, generator = len(answer["words"]), np.random.default_rng(11)
+    added = [generator.normal(size=HEADS if i % 2 == 0 else 1) for i in range(2 * DEPTH)]
+    value = float(sum(one.sum() for one in added)) + 0.5
+    inputs = generator.normal(size=count)
+    columns = [
+        {
+            "rows": packed(rows_of_heads(answer, i // 2, query)) if i % 2 == 0 else "", "added": packed(one),
+            "ids": [f"blocks.{i // 2}.attn.z:{h}" if i % 2 == 0 else f"blocks.{i // 2}.mlp.act" for h in range(len(one))],
+        }
+        for i, one in enumerate(added)
+    ]  # fmt: skip
+    index = ",".join(cell.partition("[")[2].rstrip("]").split(",")[:-1])
+    lens = [
+        {
+            "after": k, "value": float(k), "cell": f"lens.{k - 1}.logits[{index},{k}]", "probability": 0.1 * k, "rank": 1,
+            "top": [{"id": k, "label": WORDS[k], "probability": 0.9 - 0.1 * k, "cell": f"lens.{k - 1}.logits[{index},{k}]"}],
+        }
+        for k in range(DEPTH + 1)
+    ]  # fmt: skip
+    given = [
+        {"id": f"blocks:{i}", "label": lane["label"], "stack": "blocks", "lane": i, "value": inputs[i], "cell": None}
+        for i, lane in enumerate(lanes(answer)) if lane["kind"] in ("patch", "token")
+    ]  # fmt: skip
+    rest = value - sum(one["value"] for one in given)
     return {
-        "words": words, "patches": len(keys), "keys": keys, "rows": base64.b64encode(rows.tobytes()).decode(), "how": how, "layer": layer,
-        "head": head,
+        "cell": cell, "label": cell, "value": value, "allowed": 1e-6, "held": [], "stack": "blocks", "query": [query],
+        "columns": columns, "rest": [{"id": "bias", "label": "bias", "value": 0.5, "cell": None}], "inputs": given,
+        "noInput": [{"id": "positions", "label": "positions", "value": rest, "cell": "positions[0,1]"}], "lens": lens,
     }  # fmt: skip
 
 

@@ -1,13 +1,10 @@
 """The replies to the view of the answer, and what its tests ask of the page."""
 
-import base64
 import json
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
-
-import numpy as np
 
 from page import answer_data as data
 from page.mock import Events, mocked
@@ -20,7 +17,6 @@ class Server:
         self.about, self.answer = about or data.model(), answer
         self.states: list[dict[str, Any]] = []
         self.asked: list[str] = []
-        self.leading: list[list[int]] | None = None  # for each word the head that attends most to the patches
         self.wrong: Events | None = None  # instead of the next answers
 
     def replies(self) -> dict[str, Any]:
@@ -28,7 +24,9 @@ class Server:
             "GET models": {"models": [self.about], "version": "0"},
             "POST answer": self._answer,
             "POST record": self._record,
-            "GET light": self._light,
+            "GET picture": self._picture,
+            "GET of": self._picture_of,
+            "GET slice": self._slice,
             "GET attention": data.patterns(),
             "GET receipt": self._receipt,
             "GET contributions": {
@@ -48,22 +46,29 @@ class Server:
 
     def _record(self, request: Any) -> Any:
         self.asked.append("record")
-        return data.outline(len(self.answer(json.loads(request.post_data))["words"]))
+        outline = data.outline(len(self.answer(json.loads(request.post_data))["words"]))
+        return outline | {"trace": f"k{self.asked.count('record')}"}
 
-    def light(self, how: str = "mean", layer: int | None = data.DEPTH - 1, head: int | None = None) -> dict[str, Any]:
-        answer = self.answer(self.states[-1])
-        words = [one["text"] for one in answer.get("tokens", [])]
-        if "grid" not in answer:
-            return data.light(words, answer["words"], how, layer, head)
-        rows, columns = answer["grid"]
-        keys = [f"patch {1 + i // columns},{1 + i % columns}" for i in range(rows * columns)]
-        return data.light(words or (["class"] if "classes" in answer else keys), keys, how, layer, head)
+    def _picture(self, request: Any) -> Any:
+        self.asked.append("picture")
+        return data.picture(self.answer(self.states[-1]))
 
-    def _light(self, request: Any) -> Any:
+    def _picture_of(self, request: Any) -> Any:
+        cell = dict(parse_qsl(urlsplit(request.url).query))["cell"]
+        self.asked.append(f"of {cell}")
+        return data.picture_of(self.answer(self.states[-1]), cell)
+
+    def _slice(self, request: Any) -> Any:
+        """The pattern of one head."""
         asked = dict(parse_qsl(urlsplit(request.url).query))
-        self.asked.append(f"light {asked['how']}")
-        layer, head = (int(asked[name]) if name in asked else None for name in ("layer", "head"))
-        return {**self.light(asked["how"], layer, head), "leading": self.leading}
+        index = [None if one == ":" else int(one) for one in asked["index"].split(",")]
+        answer, block = self.answer(self.states[-1]), int(asked["name"].split(".")[1])
+        words = answer["words"]
+        rows = [data.rows_of_heads(answer, block, query)[index[1] or 0] for query in range(len(words))]
+        return {
+            "name": asked["name"], "index": index, "shape": [len(words)] * 2, "values": data.packed(rows, "<f8"),
+            "rows": words, "columns": words, "low": 0, "high": 1,
+        }  # fmt: skip
 
     def _receipt(self, request: Any) -> Any:
         cell = dict(parse_qsl(urlsplit(request.url).query))["cell"]
@@ -85,10 +90,6 @@ def given(options: str) -> str:
 
 def shown(p: float) -> str:
     return "<0.001" if 0 < p < 0.0005 else ">0.999" if 0.9995 < p < 1 else f"{p:.3f}"
-
-
-def rows_of(light: dict[str, Any]) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(light["rows"]), "<f4").reshape(len(light["words"]), light["patches"])
 
 
 def receipt_of(page: Any, cell: str) -> bool:

@@ -14,7 +14,7 @@ from page.blank import blank_page
 
 ORIGIN = "http://127.0.0.1:7"
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">

@@ -231,7 +231,7 @@ def test_text_is_answered_as_it_is_typed(browser):
     with opened(browser, server) as page:
         page.get_by_label("text").fill("two five nine")
         until(page, lambda: server.states[-1]["input"]["text"] == "two five nine")
-        page.wait_for_selector(".words button:has-text('nine')")
+        page.wait_for_selector(".painted span:has-text('nine')")
         assert "text=two%20five%20nine" in page.url
 
 
@@ -244,7 +244,7 @@ def test_nothing_moves_while_an_answer_is_computed(browser):
 
         def where():
             return [
-                page.locator(s).bounding_box() for s in (".tokens", "ol[aria-label='Most likely tokens']", ".words")
+                page.locator(s).bounding_box() for s in (".tokens", "ol[aria-label='Most likely tokens']", ".plan")
             ]
 
         before = where()
@@ -257,7 +257,7 @@ def test_nothing_moves_while_an_answer_is_computed(browser):
         page.get_by_role("button", name="Compute it again").wait_for()
         page.unroute("**/api/answer")
         page.get_by_role("button", name="Compute it again").click()
-        page.wait_for_selector(".result:not(.stale) .words button:has-text('five')")
+        page.wait_for_selector(".painted span:has-text('five')")
     assert len(held) == 1
 
 

@@ -150,7 +150,7 @@ def replies(**more):
     return {
         "GET models": {"models": [model_of()], "version": "0"}, "POST answer": answer, "POST record": outline_of(),
         "GET attention": heads_seen(),
-        "GET light": {"words": [], "patches": 0, "rows": "", "how": "mean", "layer": 0, "head": None}, **more,
+        "GET picture": {"stacks": [], "columns": [], "graph": {"nodes": [], "edges": []}}, **more,
     }  # fmt: skip
 
 

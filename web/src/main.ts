@@ -11,9 +11,10 @@ import { FileSource } from "./lib/file";
 import { events, ServerSource } from "./lib/server";
 import { problem, session } from "./lib/session.svelte";
 import type { Model } from "./lib/types";
+import * as picture from "./views/picture/layout";
 
 // the arithmetic by itself, for tests and for the console
-Object.assign(globalThis, { pencil: { Graph, receipt, WORK, erf, formatNumber, heat, scaleOf, events, session } });
+Object.assign(globalThis, { pencil: { Graph, receipt, WORK, erf, formatNumber, heat, scaleOf, events, picture, session } });
 
 async function begin(target: HTMLElement) {
   try {

@@ -44,8 +44,8 @@ SECRET = re.compile(r"[\w-]{43}", re.ASCII)
 FIRST_PORT, PORTS = 20_000, 12_000  # of explorers; below the ports that systems give to connections
 OUR_PAGES = ("same-origin", "none")  # of Sec-Fetch-Site: our own page, or an address that was typed
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,

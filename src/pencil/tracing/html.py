@@ -58,7 +58,7 @@ def page(
     graph |= {"title": title, "about": [about, COUNTING], "start": start}
     script, style = _asset("app.js"), _asset("app.css")
     # nothing may be loaded, sent or embedded: only this script and this style run; pictures are within
-    allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'; img-src data: blob:"
+    allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'; img-src data: blob:; font-src data:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     return f"""<!doctype html>
 <html lang="en">
