@@ -495,7 +495,7 @@ def test_a_view_is_downloaded_and_the_link_leads_back(browser):
         assert "Katas needs the server, so no file has it" in page.inner_text(".share")
         assert page.inner_text("section[aria-label='A link'] pre").endswith("#view=katas&text=abc")
         offered = page.get_by_label("The file opens on").locator("option").all_inner_texts()
-        assert offered == ["Look", "Numbers", "Heads"]
+        assert offered == ["Look", "Numbers", "Heads", "Tour"]
         assert page.get_by_label("The file opens on").input_value() == "look"
 
 

@@ -64,6 +64,11 @@ def test_the_built_page_is_two_small_files_that_ask_nobody():
     licences = built.pop("LICENSES.txt")  # they name the pages of their authors, at the head of the script too
     assert set(built) == {"app.js", "app.css"}
     built["app.js"] = built["app.js"].replace(licences, "")
+    fonts = re.findall(r"url\(data:font/woff2;base64,([^)]+)\)", built["app.css"])
+    assert 0 < sum(len(base64.b64decode(one)) for one in fonts) <= 150_000
+    for one in fonts:
+        built["app.css"] = built["app.css"].replace(one, "")
+    assert "SIL OPEN FONT LICENSE" in licences
     assert sum(len(text.encode()) for text in built.values()) <= 450_000
     for text in built.values():
         # the names of XML vocabularies, and the pages that Svelte's own errors point to, are text and are never fetched
