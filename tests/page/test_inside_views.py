@@ -549,7 +549,8 @@ SLOW, BRIEF = pytest.mark.long, ("why", "heads", "katas")
 def test_every_view_is_accessible_and_fits_a_telephone(browser, texts, view):
     with opened(browser, texts, address(view, **VIEWS[view])) as page:
         page.wait_for_selector(READY[view])
-        page.locator("summary:text-is('Copy the Python')").last.click()
+        if view != "tour":  # its lines are those of the views that it opens
+            page.locator("summary:text-is('Copy the Python')").last.click()
         assert axe(page) == []
         page.set_viewport_size({"width": 390, "height": 780})
         page.emulate_media(color_scheme="dark")
