@@ -2,7 +2,7 @@
 
     npm pack @fontsource/stix-two-text@5.3.0 @fontsource/stix-two-math@5.3.0     # in a folder; unpack each there
     pip install fonttools==4.68.0 brotli==1.2.1
-    python tools/typeface.py FOLDER                                             # writes web/src/fonts and fonts.css there
+    python tools/typeface.py FOLDER                                   # writes web/src/fonts and fonts.css there
 
 FOLDER holds `text` and `math`, the two packages unpacked. The same packages and versions give the same bytes.
 """

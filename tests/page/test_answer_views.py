@@ -243,9 +243,7 @@ def test_nothing_moves_while_an_answer_is_computed(browser):
         page.wait_for_selector(".state:has-text('computed')")
 
         def where():
-            return [
-                page.locator(s).bounding_box() for s in (".tokens", "ol[aria-label='Most likely tokens']", ".plan")
-            ]
+            return [page.locator(s).bounding_box() for s in (".tokens", "ol[aria-label='Most likely tokens']", ".plan")]
 
         before = where()
         page.route("**/api/answer", lambda route: held.append(route))  # it takes long

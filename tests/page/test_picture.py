@@ -118,7 +118,12 @@ def test_every_curve_bar_and_colour_is_a_number_of_the_model(browser):
         assert page.locator(".labels button.label").count() == len(answer["words"])
         assert page.get_attribute(".label.read", "aria-label").endswith(", the line that is read")
         # each block shows the head that added most, curves as broad as the weights
-        drawn, expected = page.locator(".curves path").evaluate_all("all => all.map((one) => Number(one.getAttribute('stroke-width')))"), []
+        drawn, expected = (
+            page.locator(".curves path").evaluate_all(
+                "all => all.map((one) => Number(one.getAttribute('stroke-width')))"
+            ),
+            [],
+        )
         for block in range(data.DEPTH):
             row = data.rows_of_heads(answer, block, query)[int(np.argmax(np.abs(parts(of)[2 * block])))]
             expected += [max(0.75, 10 * weight) for weight in row if weight >= 0.01]
@@ -205,8 +210,16 @@ def test_the_whole_picture_is_reached_by_keys_and_as_a_table(browser):
         page.keyboard.press("Enter")
         assert receipt_of(page, f"blocks.1.attn.pattern[0,{head},{query},1]")
         page.click("text=As a table")
-        cells = page.locator("[aria-label='the picture as a table'] table").first.locator("tbody tr").nth(1).locator("td").all_inner_texts()
-        weights = [data.rows_of_heads(answer, b, query)[int(np.argmax(np.abs(parts(of)[2 * b]))), 1] for b in range(data.DEPTH)]
+        cells = (
+            page.locator("[aria-label='the picture as a table'] table")
+            .first.locator("tbody tr")
+            .nth(1)
+            .locator("td")
+            .all_inner_texts()
+        )
+        weights = [
+            data.rows_of_heads(answer, b, query)[int(np.argmax(np.abs(parts(of)[2 * b]))), 1] for b in range(data.DEPTH)
+        ]
         assert [float(one.strip("<>")) for one in cells] == pytest.approx(weights, abs=0.0011)
         assert axe(page) == []
 
