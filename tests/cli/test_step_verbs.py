@@ -34,7 +34,7 @@ def test_a_gradient_on_an_input(run):
 
 def test_a_weight_after_a_step_on_an_input(run):
     out = call("why", run, "new:norm.weight[17]", "--input", "the pencil draws").stdout
-    assert "η/(1 − β₁ᵗ)" in out
+    assert "η_AdamW/(1 − β₁^step)" in out
     assert "✓" in out
     assert "old:" not in out  # on an input the optimizer remembers nothing
     table = call("show", run, "grad:logits", "--input", "the pen").stdout

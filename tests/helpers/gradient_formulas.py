@@ -72,12 +72,13 @@ class GradientFormula:
     def __init__(self, values, name, text, defined=None):
         self.values, self.name = values, name
         self.shape = values.trace[name].shape
+        self.letters = values.trace[name].node.axes.split()
         first, *more = re.split(r", (?=[^ ,]+ = )", text)
         self.text, self.at = first, 0
         self.defined = dict(one.split(" = ", 1) for one in more) if defined is None else defined
 
     def value(self):
-        value = self.sum()
+        value = self.placed()
         assert self.at == len(self.text), f"{self.text}: {self.text[self.at :]}"
         return value
 
@@ -96,6 +97,23 @@ class GradientFormula:
             return True
         return False
 
+    def placed(self):
+        """What is at some places along an axis, and 0 at the others; or the same at each."""
+        value, names = self.sum()
+        if self.takes(" at each "):
+            letter = self.text[self.at :]
+            self.at = len(self.text)
+            return value.unsqueeze(self.letters.index(letter)), self.letters
+        if self.takes(" at "):
+            letter, start, end = re.match(r"(\S+) (\d+)(?::(\d+))?, else 0", self.text[self.at :]).groups()
+            self.at = len(self.text)
+            axis = self.letters.index(letter)
+            value = value if end else value.unsqueeze(axis)
+            whole = value.new_zeros(self.shape)
+            whole.narrow(axis, int(start), int(end or int(start) + 1) - int(start)).copy_(value)
+            return whole, self.letters
+        return value, names
+
     def sum(self):
         value = negated(self.term()) if self.takes("−") else self.term()
         while self.at < len(self.text):
@@ -108,6 +126,8 @@ class GradientFormula:
         return value
 
     def term(self):
+        if self.takes("Σ "):
+            return self.term()[0].sum(), []
         if self.takes("Σ_"):
             letters = self.text[self.at :].partition(" ")[0]
             self.at += len(letters) + 1
@@ -125,7 +145,7 @@ class GradientFormula:
                 value = both(torch.mul, value, self.factor())
             elif self.takes("/"):
                 value = both(torch.div, value, self.factor())
-            elif self.text[self.at] == " " and self.text[self.at + 1] not in "+−":
+            elif self.text[self.at] == " " and not re.match(r" [+−]| at ", self.text[self.at :]):
                 self.at += 1
                 value = product(value, self.factor())
             else:
@@ -178,9 +198,14 @@ class GradientFormula:
         for word, text in self.defined.items():
             if self.takes(word):
                 return GradientFormula(self.values, self.name, text, self.defined).value()
-        if self.takes("p") if rest.startswith("p ") else False:
-            value = torch.tensor(self.values.trace["probabilities"].value).double()
-            return value.reshape(self.shape), [""] * len(self.shape)
+        if left_out := re.match(r"\[targets ≠ −100\]", rest):
+            self.at += len(left_out[0])
+            return (self.values.targets >= 0).double().reshape(*self.shape[:-1], 1), [""] * len(self.shape)
+        for word, key in (("p", "probabilities"), ("ln p", "log_probabilities")):
+            if re.match(rf"{word}(?![^ /])", rest):
+                self.at += len(word)
+                value = torch.tensor(self.values.trace[key].value).double()
+                return value.reshape(self.shape or value.shape), [""] * value.ndim
         for word in self.values.words:
             if rest.startswith(word):
                 self.at += len(word)
@@ -190,7 +215,14 @@ class GradientFormula:
                 if part := re.match(r"\[(\d+):(\d+)\]", self.text[self.at :]):
                     self.at += len(part[0])
                     value = value[:, int(part[1]) : int(part[2])]
+                elif part := re.match(r"\[(\d+)\]", self.text[self.at :]):
+                    self.at += len(part[0])
+                    value, letters = value[:, int(part[1])], [letters[0], *letters[2:]]
                 return value, letters
+        if self.takes("‖"):
+            value = self.sum()[0].norm()
+            assert self.takes("‖"), self.text[self.at :]
+            return value, []
         if self.takes("["):
             parts = [self.factor()]
             while not self.takes("]"):
@@ -206,8 +238,10 @@ class GradientFormula:
     def picked(self, word):
         """A row with a one at the index, for every token."""
         if word == "targets":
-            count = self.shape[-1]
-            return torch.nn.functional.one_hot(self.values.targets, count).double().reshape(self.shape), []
+            count = self.values.trace["probabilities"].shape[-1]
+            # a target that is left out has no one in its row
+            rows = (self.values.targets[:, None] == torch.arange(count)).double()
+            return rows.reshape(self.shape or rows.shape), []
         rows = self.shape[0]
         if word == "pos":
             count = self.values.get(self.text[self.at :].removeprefix("ᵀ "), 0, self.name)[0].shape[-2]
@@ -220,6 +254,13 @@ def negated(one):
 
 
 def both(function, a, b):
+    """A function of two values; an axis that was summed over, and that the other does not have, is left out."""
+    for one, other in ((a, b), (b, a)):
+        gone = [i for i, name in enumerate(one[1][1:], 1) if name == "h" and one[0].shape[i] == 1]
+        if gone and one[0].ndim == other[0].ndim + 1 and "h" not in other[1]:
+            squeezed = one[0].squeeze(gone[0]), [name for i, name in enumerate(one[1]) if i != gone[0]]
+            a, b = (squeezed, b) if one is a else (a, squeezed)
+            break
     letters = a[1] if a[0].ndim >= b[0].ndim else b[1]
     return function(a[0], b[0]), letters
 

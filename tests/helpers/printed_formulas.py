@@ -282,7 +282,7 @@ class Run:
         assert entry is not None, f"{token} in the formula of {name} stands for nothing"
         if entry.order >= 0:
             value = self.values[entry.name].double()
-            return value[:, None] if re.fullmatch(r"b_[QKV]", token) else value
+            return value[:, None] if re.fullmatch(r"b_[QKV](,src)?", token) else value
         if entry.name in self.inputs:
             return self.inputs[entry.name]
         value = self.parameters[entry.name].detach().double()

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_step import OPTIMIZERS, case, own_step
 from torch import nn
 
@@ -11,6 +12,7 @@ from gradient_formulas import GradientFormula, Values
 from pencil.core.layers import RMSNorm
 from pencil.tracing import gradient_formulas
 from pencil.tracing.step import trace_step
+from pencil.train.optim import Muon
 from small_models import KINDS
 from traced import unchecked
 
@@ -28,12 +30,14 @@ def in_double(family, kind):
 
 
 def values_of(model, batch, trace, settings=None):
-    ids = dict(zip("ts", [one for one in batch if torch.is_tensor(one) and not one.is_floating_point()], strict=False))
-    rows, classes = trace["probabilities"].shape if "probabilities" in trace.names else (1, 1)
-    return Values(trace, dict(model.named_parameters()), ids, torch.arange(rows) % classes, settings or {})
+    graph = trace.graph
+    ids = {graph.nodes[i].symbol: graph.value(i) for i in {*graph.names.values()} if "int" in graph.nodes[i].dtype}
+    ids = {symbol: torch.tensor(value) for symbol, value in ids.items() if symbol}
+    targets = torch.tensor(trace["targets"].value).long() if "targets" in trace.graph.names else None
+    return Values(trace, dict(model.named_parameters()), ids, targets, settings or {})
 
 
-def check(values, begin="grad:"):
+def check(values, begin=("grad:", "norm:", "loss")):
     """All formulas of a step; the names that have one, and those that have none."""
     having, lacking = [], []
     for name in [name for name in values.trace.names if name.startswith(begin)]:
@@ -73,6 +77,18 @@ def test_formulas_of_gradients(family, kind):
         assert not [one for one in lacking if one.endswith(f".{name}")]
 
 
+def test_formulas_where_targets_are_left_out():
+    """As of padding, and of the last token of a text: their rows have no gradient, and are not counted."""
+    model, _, batch = in_double("gpt", "gpt2")
+    targets = torch.arange(14).where(torch.arange(14) % 5 > 0, -100)
+    trace = trace_step(model, lambda model, ids: F.cross_entropy(model(ids).flatten(0, 1), targets), batch)
+    having, _ = check(values_of(model, batch, trace), ("grad:logits", "loss"))
+    assert having == ["loss", "grad:logits"]
+    said = formulas(trace)
+    assert said["grad:logits"] == "∂L/∂Z = [targets ≠ −100]·(p − onehot(targets))/11"
+    assert said["loss"] == "L = −Σ onehot(targets)·ln p/11"
+
+
 def test_formulas_of_one_picture():
     """A sum over the examples of a batch has one term: it is that term, and a bias has no sum sign without a letter."""
     model, loss, (pictures,) = in_double("vit", "class")
@@ -108,47 +124,50 @@ def test_formulas_of_new_weights(name):
             formula, _, kind = trace.graph.nodes[trace.graph.names[f"new:{found}"]].formula.rpartition(" (")
             if kind == "Muon)" and f"muon:{found}.X5" not in trace.names:
                 continue  # queries, keys and values have a matrix each
-            if kind == "Muon)":
-                x0 = trace[f"muon:{found}.X0"]
-                assert x0.node.formula == ("G/‖G‖" if tuple(p.shape) == x0.shape else "Gᵀ/‖G‖")
             known = {
                 "w": p.detach(),
                 "W": p.detach(),
                 "g": trace[f"clipped:{found}"].value,
-                "η": group["lr"],
-                "λ": group["weight_decay"],
-                "μ": group.get("momentum"),
                 "ε": group.get("eps"),
+                "μ": group.get("momentum"),
                 "rows": len(p),
                 "columns": p[0].numel(),
             }
-            known |= {f"β{i}ᵗ": beta**2 for i, beta in zip("₁₂", group.get("betas", ()), strict=False)}
-            known |= {
-                symbol: trace[name].value
-                for symbol, name in {
-                    "m": f"new:{found}.exp_avg",
-                    "v": f"new:{found}.exp_avg_sq",
-                    "b": f"new:{found}.momentum_buffer",
-                    "X₅": f"muon:{found}.X5",
-                }.items()
-                if name in trace
-            }
+            # of two optimizers each has its own
+            whose = f"_{kind[:-1]}" if len(optimizers) > 1 else ""
+            known |= {f"η{whose}": group["lr"], f"λ{whose}": group["weight_decay"]}
+            known |= {f"β{i}^step": beta**2 for i, beta in zip("₁₂", group.get("betas", ()), strict=False)}
+            remembered = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "b", "momentum": "m"}
+            remembered = {key: symbol for key, symbol in remembered.items() if f"new:{found}.{key}" in trace}
+            assert remembered or not group.get("momentum", 1)
+            for key, symbol in remembered.items():
+                known |= {f"{symbol}_{when}": trace[f"{when}:{found}.{key}"].value for when in ("old", "new")}
+            if kind == "Muon)":
+                known |= muons_way(trace, found, known)
             if kind in ("AdamW)", "Muon)"):  # of norms and biases λ is 0
                 assert ("λ" in formula) == bool(group["weight_decay"])
             worked = GradientFormula(Values(trace, {}, {}, None, known), f"new:{found}", formula).value()[0]
             torch.testing.assert_close(worked, torch.tensor(trace[f"new:{found}"].value), rtol=1e-9, atol=1e-12)
             known |= dict(zip(("β₁", "β₂"), group.get("betas", ()), strict=False))
-            for symbol, key in (("m", "exp_avg"), ("v", "exp_avg_sq"), ("b", "momentum_buffer")):
-                if f"new:{found}.{key}" in trace:
-                    remembered, before = (
-                        trace[f"new:{found}.{key}"],
-                        {f"{symbol}ₜ₋₁": trace[f"old:{found}.{key}"].value},
-                    )
-                    values = Values(trace, {}, {}, None, known | before)
-                    worked = GradientFormula(values, remembered.node.name, remembered.node.formula).value()[0]
-                    torch.testing.assert_close(worked, torch.tensor(remembered.value), rtol=1e-9, atol=1e-12)
+            for key in remembered:
+                new = trace[f"new:{found}.{key}"]
+                worked = GradientFormula(Values(trace, {}, {}, None, known), new.node.name, new.node.formula).value()[0]
+                torch.testing.assert_close(worked, torch.tensor(new.value), rtol=1e-9, atol=1e-12)
             seen += 1
     assert seen > 5
+
+
+def muons_way(trace, name, known):
+    """The matrices of a weight from its gradient to X₅, each as its formula gives it from those before; the last."""
+    made = dict(zip("abc", Muon.coefficients, strict=True))
+    for key in ("G", "norm", "X0", *(f"{letter}{i}" for i in range(1, 6) for letter in "ABX")):
+        n, found = trace.graph.nodes[trace.graph.names[f"muon:{name}.{key}"]], trace[f"muon:{name}.{key}"].value
+        worked = GradientFormula(Values(trace, {}, {}, None, {**known, **made}), n.name, n.formula).value()[0]
+        # the products are in single precision
+        torch.testing.assert_close(worked, torch.tensor(found).double().reshape(worked.shape), rtol=1e-4, atol=1e-6)
+        symbol = {"G": "G_μ", "norm": "‖G_μ‖"}.get(key, key.translate(str.maketrans("012345", "₀₁₂₃₄₅")))
+        made[symbol] = torch.tensor(found).double()
+    return {"X₅": made["X₅"]}
 
 
 def formulas(trace):

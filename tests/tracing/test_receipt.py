@@ -101,7 +101,7 @@ def gpt():
 ])  # fmt: skip
 def test_the_worked_example_reads_as_on_paper(vit, where, lines):
     found = vit[where].why()
-    assert str(found).split("\n") == lines
+    assert list(found.lines()) == lines
     assert found.where == where
     assert found.agrees
 
@@ -137,7 +137,9 @@ def test_the_numbers_are_those_of_the_corrected_example(vit, golden):
 
 
 def test_a_norm_shows_its_steps_and_its_epsilon(gpt):
-    lines = str(gpt["blocks.0.attn_norm[0,1,2]"].why()).split("\n")
+    heading, axes, *lines = str(gpt["blocks.0.attn_norm[0,1,2]"].why()).split("\n")
+    assert heading == "blocks.0.attn_norm[0,1,2]   LN_attn(X⁰)"
+    assert axes == "B 0  T 'cat'  D 2"
     assert lines[0] == "X̃[1,2] = (0.9 − 0.3625)/0.4689·1 − 0.1 = 1.046"
     assert lines[1] == "  where mean = (0.2 + 0.7 + 0.9 − 0.7 + 0.3 + 0.8 + 0.3 + 0.4)/8 = 0.3625"
     assert lines[2].startswith(
@@ -158,29 +160,29 @@ def test_a_root_of_the_mean_of_squares_shows_its_epsilon():
 
 def test_what_may_not_be_seen(gpt):
     assert (
-        str(gpt["blocks.0.attn.scores[0,0,1,3]"].why())
+        "\n".join(gpt["blocks.0.attn.scores[0,0,1,3]"].why().lines())
         == "S[1,3] = 13.92/√8 − ∞ = −∞   (masked: it may not be seen)\nrecorded −∞ ✓"
     )
     share = gpt["blocks.0.attn.pattern[0,0,1,3]"].why()
     assert share.recorded == share.reworked == 0
-    assert str(share).startswith("A[1,3] = e^(−∞ − 2.985)/1.473 = 0\n")
+    assert "\n".join(share.lines()).startswith("A[1,3] = e^(−∞ − 2.985)/1.473 = 0\n")
     assert "−∞, −∞) = 2.985" in str(share)
     assert "max = max(2.236, 2.985, −∞, −∞)" in str(share)
 
 
 def test_activations(gpt):
-    written = str(gpt["blocks.0.mlp.act[0,1,1]"].why())
+    written = "\n".join(gpt["blocks.0.mlp.act[0,1,1]"].why().lines())
     assert written == (
         "G[1,1] = (−0.7655)·0.222 = −0.1699\n  where Φ = (1 + erf((−0.7655)/√2))/2 = 0.222\nrecorded −0.1699 ✓"
     )
-    written = str(traced("gpt sinusoidal")["blocks.0.mlp.act[0,1,1]"].why())
+    written = "\n".join(traced("gpt sinusoidal")["blocks.0.mlp.act[0,1,1]"].why().lines())
     assert "where inner = 0.7979·(" in written
     assert "where tanh = tanh(" in written
 
 
 def test_lookups_and_moves_name_where_the_number_came_from(gpt):
     found = gpt["embed[0,1,1]"].why()
-    assert str(found) == "E[t][1,1] = tokens.weight[1,1] = 0.4\nrecorded 0.4 ✓"
+    assert list(found.lines()) == ["E[t][1,1] = tokens.weight[1,1] = 0.4", "recorded 0.4 ✓"]
     assert found.allowed >= 0
     assert [t.where for t in found.terms] == ["tokens.weight[1,1]"]
     assert str(gpt["tokens[0,1]"].why()) == "tokens[0,1] = 1   (given to the model)"
@@ -214,7 +216,9 @@ def test_digits_can_be_chosen(vit):
     node, place = vit.graph.names["attn.pattern"], 2
     assert receipt(vit, node, place, 3).formula == "e^(1.98 − 6.83)/1.3"
     assert receipt(vit, node, place, 8).formula == "e^(1.979899 − 6.827116)/1.3010662"
-    assert str(receipt(vit, node, place, 8)).startswith("A[0,2] = e^(1.979899 − 6.827116)/1.3010662 = 0.0060336627")
+    assert next(receipt(vit, node, place, 8).lines()).startswith(
+        "A[0,2] = e^(1.979899 − 6.827116)/1.3010662 = 0.0060336627"
+    )
 
 
 # many terms

@@ -210,9 +210,11 @@ def test_muons_matrices_and_the_norms_have_names_from_a_new_weight_to_its_gradie
     receipt = trace.new[name][2, 3].why()
     assert [term.where for term in receipt.terms] == [f"{name}[2,3]", f"muon:{name}.X5[3,2]"]
     assert "(Muon)" in receipt.meaning
-    assert "where 1 − η·λ = 1 − 0.02·0.1 = 0.998" in str(receipt)
-    assert "where η·√(rows/columns) = 0.02·√(120/30) = 0.04" in str(receipt)
-    assert "where η = 0.02, λ = 0.1" in str(receipt)
+    assert "where 1 − η_Muon·λ_Muon = 1 − 0.02·0.1 = 0.998" in str(receipt)
+    assert "where η_Muon·√(rows/columns) = 0.02·√(120/30) = 0.04" in str(receipt)
+    assert "where η_Muon = 0.02, λ_Muon = 0.1" in str(receipt)
+    assert "where η_AdamW = 0.003, β₁ = 0.9" in str(trace.new["norm.weight"][3].why())
+    assert "where a = 3.445" in str(trace[f"muon:{name}.X5"][3, 2].why())
     assert f"muon:{name}.X4[0,2]" in {term.where for term in trace[f"muon:{name}.X5"][3, 2].why().terms}
     joined = trace.new["blocks.1.attn.qkv.weight"]
     third = joined.shape[0] // 3

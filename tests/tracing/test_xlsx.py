@@ -18,7 +18,7 @@ from pencil.learn.worked.examples import EXAMPLES, example
 from pencil.tracing import file
 from pencil.tracing import trace as opened
 from pencil.tracing.live_trace import trace
-from pencil.tracing.optimizer_settings import numbers_of, settings_in
+from pencil.tracing.optimizer_settings import settings_in
 from pencil.tracing.step import trace_step
 from pencil.tracing.xlsx import write
 from pencil.train.optim import Muon
@@ -267,10 +267,10 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.5, weight_decay=0.1, foreach=False),
 }
 SETTINGS = {
-    "adamw": {"η": 0.05, "λ": 0.1, "β₁": 0.9, "β₂": 0.999, "clip": 0.5},
+    "adamw": {"η": 0.05, "λ": 0.1, "β₁": 0.9, "β₂": 0.999, "ε": 1e-8, "clip": 0.5},
     "sgd": {"η": 0.3, "λ": 0.1, "μ": 0.5, "clip": 0.5},
 }
-OTHERS = {"η": 0.025, "λ": 0.3, "β₁": 0.7, "β₂": 0.9, "μ": 0.8, "clip": 0.2}
+OTHERS = {"η": 0.025, "λ": 0.3, "β₁": 0.7, "β₂": 0.9, "ε": 1e-5, "μ": 0.8, "clip": 0.2}
 
 
 def _settings(sheets):
@@ -315,7 +315,7 @@ def test_a_step_is_reckoned_again_and_its_new_weights_train_on(tmp_path):
         optimizer, parameters = optimizer_of(model.parameters()), dict(model.named_parameters())
         settings = {"lr": OTHERS["η"], "weight_decay": OTHERS["λ"]}
         adam = name == "adamw"
-        settings |= {"betas": (OTHERS["β₁"], OTHERS["β₂"])} if adam else {"momentum": OTHERS["μ"]}
+        settings |= {"betas": (OTHERS["β₁"], OTHERS["β₂"]), "eps": OTHERS["ε"]} if adam else {"momentum": OTHERS["μ"]}
         optimizer.param_groups[0].update(settings)
         for parameter_name in parameters:
             parameters[parameter_name].data.copy_(torch.from_numpy(t.new[parameter_name].value))
@@ -353,25 +353,56 @@ def test_every_setting_has_a_cell_that_says_whose_it_is(tmp_path):
     write(t, tmp_path / "a.xlsx")
     sheets = spreadsheet.read(tmp_path / "a.xlsx")
     values = sheets["settings"].values
-    assert [(values[row, 0], values[row, 1], values.get((row, 3))) for row in range(3, 10)] == [
-        ("η", 0.003, "AdamW"),
-        ("η", 0.02, "Muon"),
-        ("λ", 0.1, "AdamW, Muon"),
+    assert [(values[row, 0], values[row, 1], values.get((row, 3))) for row in range(3, 15)] == [
+        ("η_AdamW", 0.003, "AdamW"),
+        ("η_Muon", 0.02, "Muon"),
+        ("λ_AdamW", 0.1, "AdamW"),
+        ("λ_Muon", 0.1, "Muon"),
         ("β₁", 0.9, "AdamW"),
         ("β₂", 0.999, "AdamW"),
+        ("ε", 1e-8, "AdamW"),
         ("μ", 0.95, "Muon"),
+        ("a", 3.4445, "Muon"),
+        ("b", -4.775, "Muon"),
+        ("c", 2.0315, "Muon"),
         ("clip", 0.125, "AdamW, Muon"),
     ]
-    # of plain numbers are left those of Newton–Schulz, the two ε, and the shape of the taller matrix
+    # of plain numbers are left those that keep from dividing by 0, and the shape of the taller matrix
     formulas = " ".join(formula for sheet in sheets.values() for formula in sheet.formulas.values())
-    assert set(re.findall(r"\d+\.\d+|\d+E-\d+", formulas)) == {
-        "3.4445", "4.775", "2.0315", "1E-06", "1E-07", "1E-08", repr((5 / 3) ** 0.5)
-    }  # fmt: skip
+    assert set(re.findall(r"\d+\.\d+|\d+E-\d+", formulas)) == {"1E-06", "1E-07", repr((5 / 3) ** 0.5)}
 
 
-def test_settings_that_are_one_number_have_no_cell():
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.3, momentum=0.1, weight_decay=0.1)
-    assert {setting for plan in numbers_of(optimizer).values() for setting in settings_in(plan)} == {("η", 0.3)}
+@pytest.mark.parametrize(
+    ("kind", "given", "settings"),
+    [
+        # in its second step, with λ and μ, or 1 − η·λ and β₂, that are one number
+        ("SGD", dict(lr=0.3, momentum=0.1, weight_decay=0.1), {"η": 0.3, "μ": 0.1, "λ": 0.1}),
+        ("SGD", dict(lr=0.3, momentum=0.1, weight_decay=0.1, nesterov=True), {"η": 0.3, "μ": 0.1, "λ": 0.1}),
+        ("AdamW", dict(lr=0.01, weight_decay=0.1), {"η": 0.01, "λ": 0.1, "β₁": 0.9, "β₂": 0.999, "ε": 1e-8}),
+        ("AdamW", dict(lr=0.01, weight_decay=0.1, foreach=True),
+         {"η": 0.01, "λ": 0.1, "β₁": 0.9, "β₂": 0.999, "ε": 1e-8}),
+    ],
+)  # fmt: skip
+def test_settings_that_are_one_number_are_told_apart(kind, given, settings):
+    weight = nn.Linear(3, 5, bias=False)
+    optimizer = getattr(torch.optim, kind)(weight.parameters(), **given)
+    for _ in range(2):
+        t = trace_step(weight, lambda model, x: model(x).square().mean(), torch.ones(2, 3), optimizer)
+        weight.weight.grad = torch.from_numpy(t.grad["weight"].value).float()
+        optimizer.step()
+    graph = t.graph
+    assert {setting for n in graph.nodes for setting in settings_in(n.plan)} == set(settings.items())
+    plain = [n for n in graph.nodes if n.op == "update" or "_" in n.op]
+    assert not [n for n in plain if any(number in settings.values() for number in _bare(n.plan))]
+
+
+def _bare(plan):
+    """The numbers of a plan that have no name."""
+    if isinstance(plan, float):
+        yield plan
+    elif isinstance(plan, tuple | list) and plan[0] not in ("ref", "list", "is"):
+        for part in plan[1:]:
+            yield from _bare(part)
 
 
 # ---- what a workbook holds, without LibreOffice

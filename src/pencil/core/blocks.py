@@ -30,7 +30,9 @@ _SELF = {"X_q": "X̃", "X_kv": "X̃"}
 _CROSS = {
     "X_q": "X̃′", "X_kv": "X_enc", "SEEN": "key j is not padding", "Q": "Q_src", "K": "K_src",
     "V": "V_src", "S_raw": "S_raw,src", "M": "M_src", "S": "S_src", "A": "A_src", "H": "H_src", "H_cat": "H_cat,src",
-    "O": "O_src",
+    "O": "O_src", "W_Q": "W_Q,src", "W_K": "W_K,src", "W_V": "W_V,src", "W_O": "W_O,src", "b_Q": "b_Q,src",
+    "b_K": "b_K,src", "b_V": "b_V,src", "b_O": "b_O,src", "[W_Q W_K W_V]": "[W_Q,src W_K,src W_V,src]",
+    "[b_Q b_K b_V]": "[b_Q,src b_K,src b_V,src]",
 }  # fmt: skip
 _SOURCE = {"S": "s"}
 

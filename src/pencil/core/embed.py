@@ -24,6 +24,7 @@ class Tokens(nn.Module):
     """The token table E: token id to vector, and, when the head is tied to it, vector to logits."""
 
     WEIGHTS = {"weight": "E"}
+    WEIGHT_AXES = {"weight": "V D"}
 
     def __init__(self, vocab: int, width: int):
         super().__init__()

@@ -206,6 +206,19 @@ def renamed(entry: Name, words: dict[str, str]) -> Name:
     return entry._replace(symbol=symbol, formula=formula)
 
 
+def weight_axes(model: nn.Module) -> dict[str, str]:
+    """The axes of learned tensors, as they are stored, whose rows are tokens or classes: `WEIGHT_AXES` of the modules.
+
+    An outer module overrides an inner one.
+    """
+    by_name: dict[str, str] = {}
+    for path, module in model.named_modules():
+        place = f"{path}." if path else ""
+        by_name = {place + name: axes for name, axes in getattr(module, "WEIGHT_AXES", {}).items()} | by_name
+    stored = dict(model.named_parameters(remove_duplicate=False))
+    return {name: axes for name, axes in by_name.items() if name in stored and axes}
+
+
 def symbols(model: nn.Module) -> dict[str, str]:
     """The symbol of every learned tensor, from the modules' `WEIGHTS` tables; an outer module overrides an inner one.
 

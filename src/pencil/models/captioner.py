@@ -166,6 +166,7 @@ class Captioner(Shown, nn.Module):
     RENAMED_TENSORS = {"picture_positions.": "image_positions."}  # before 0.7
     INPUTS = {"tokens": "t", "picture": "X_img"}
     WEIGHTS = {"types": "T_img T_txt", "marks": "[IMG] [/IMG]", "head.weight": "W_vocab", "head.bias": "b_vocab"}
+    WEIGHT_AXES = {"head.weight": "V D", "head.bias": "V"}
 
     SYMBOLS: dict[str, dict[str, str]]
     INNER: dict[str, tuple[str, str, str]]

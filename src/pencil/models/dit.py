@@ -175,6 +175,7 @@ class DiT(Shown, nn.Module):
         "labels.weight": "Y", "null_text": "c_∅", "last.weight": "W_last", "last.bias": "b_last",
         "head.weight": "W_out", "head.bias": "b_out",
     }  # fmt: skip
+    WEIGHT_AXES = {"labels.weight": "K D"}
     RENAMED_TENSORS = {"reader.": "text_encoder.", "words.": "text_tokens.", "nothing": "null_text"}  # before 0.7
     LETTERS = {"text_encoder": {"T": "s", "S": "s"}}
 

@@ -101,6 +101,7 @@ class GPT(Shown, nn.Module):
 
     INPUTS = {"tokens": "t"}
     WEIGHTS = {"head.weight": "W_vocab", "head.bias": "b_vocab"}
+    WEIGHT_AXES = {"head.weight": "V D", "head.bias": "V"}
 
     def __init__(self, config: GPTConfig):
         super().__init__()

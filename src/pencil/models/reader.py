@@ -163,6 +163,7 @@ class LabelHead(nn.Module):
         "label.weight": "W_class",
         "label.bias": "b_class",
     }
+    WEIGHT_AXES = {"label.weight": "K D", "label.bias": "K"}
 
     def __init__(self, width: int, classes: int | None, first: bool, dropout: float):
         super().__init__()
@@ -181,6 +182,7 @@ class WordHead(nn.Module):
 
     NAMES = {"guess": ("B T D", "Y", "Norm_f(GELU(X_f W_map + b_map))")}
     WEIGHTS = {"map.weight": "W_map", "map.bias": "b_map", "bias": "b_vocab"}
+    WEIGHT_AXES = {"bias": "V"}
 
     def __init__(self, width: int, vocab: int, norm: nn.Module):
         super().__init__()

@@ -118,6 +118,8 @@ class Seq2Seq(Shown, nn.Module):
     LETTERS = {"encoder": {"T": "s", "S": "s"}}
     INPUTS = {"tokens": "t", "source": "s"}
     WEIGHTS = {"head.weight": "W_vocab", "head_bias": "b_vocab", "source_tokens.weight": "E_src"}
+    # a source may have a vocabulary of its own
+    WEIGHT_AXES = {"head.weight": "V D", "head_bias": "V", "source_tokens.weight": ""}
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__()

@@ -118,6 +118,7 @@ class ViT(Shown, nn.Module):
         "class_token": "z_cls", "registers": "z_reg", "head.weight": "W_class", "head.bias": "b_class",
         "distilled_head.weight": "W_dist", "distilled_head.bias": "b_dist",
     }  # fmt: skip
+    WEIGHT_AXES = {"head.weight": "K D", "head.bias": "K", "distilled_head.weight": "K D", "distilled_head.bias": "K"}
 
     def __init__(self, config: ViTConfig):
         super().__init__()

@@ -316,21 +316,21 @@ def accumulated(base: In, places: int, count: int, values: In, shape: Sequence[i
 
 
 def first_moment(m: P, g: P, options: Mapping[str, Any]) -> P:
-    return m + made_of("1 − β₁", 1 - options["beta1"]) * (g - m)
+    return m + made_of("1 − {β₁}".format_map(options["letters"]), 1 - options["beta1"]) * (g - m)
 
 
 def second_moment(v: P, g: P, options: Mapping[str, Any]) -> P:
-    return options["beta2"] * v + made_of("1 − β₂", 1 - options["beta2"]) * square(g)
+    return options["beta2"] * v + made_of("1 − {β₂}".format_map(options["letters"]), 1 - options["beta2"]) * square(g)
 
 
 def adam(w: P, m: P, v: P, t: P, options: Mapping[str, Any], decoupled: bool) -> P:
-    """The weight after step t, from its moments after it: w(1 − ηλ) − η/(1 − β₁ᵗ)·m/(√v/√(1 − β₂ᵗ) + ε).
+    """The weight after step t, from its moments after it: w(1 − ηλ) − η/(1 − β₁^t)·m/(√v/√(1 − β₂^t) + ε).
 
     Its decay (1 − ηλ) is AdamW's, `decoupled` from the moments; Adam adds λw to the gradient instead.
     """
-    power = fn("pow")
-    rate = step("η/(1 − β₁ᵗ)", options["lr"] / (1 - power(options["beta1"], t)))
-    scale = step("√(1 − β₂ᵗ)", sqrt(1 - power(options["beta2"], t)))
+    power, letters = fn("pow"), options["letters"]
+    rate = step("{η}/(1 − {β₁}^step)".format_map(letters), options["lr"] / (1 - power(options["beta1"], t)))
+    scale = step("√(1 − {β₂}^step)".format_map(letters), sqrt(1 - power(options["beta2"], t)))
     if decoupled and options["weight_decay"]:
-        w = w * made_of("1 − η·λ", 1 - options["lr"] * options["weight_decay"])
+        w = w * made_of("1 − {η}·{λ}".format_map(letters), 1 - options["lr"] * options["weight_decay"])
     return w - rate * m / (sqrt(v) / scale + options["eps"])

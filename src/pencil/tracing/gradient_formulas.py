@@ -3,7 +3,8 @@
 A gradient's arithmetic is followed back to what has a symbol, as receipts do, but for all of its cells at once: every
 index is a variable, and what only moves values gives each variable another place. A sum of products over a variable
 that is a column of one factor and a row of the other is written as the product of matrices, X̃ᵀ ∂L/∂Q; letters say
-which other axes a sum runs over. Where two operands lie to each other as no such form can say, there is no formula.
+which other axes a sum runs over, and a Σ without any is over all cells. What is 0 but for some tokens is written
+`… at T 0, else 0`. Where two operands lie to each other as no such form can say, there is no formula.
 """
 
 import math
@@ -116,7 +117,7 @@ class Leaf:
 
 
 Expr = Any  # Leaf, a number, or (head, Expr, …); ("sum", variables, Expr)
-WRITTEN = {"add", "sub", "mul", "div", "neg", "square", "erf", "exp", "lesser"}
+WRITTEN = {"add", "sub", "mul", "div", "neg", "square", "sqrt", "erf", "exp", "lesser"}
 
 
 class Composer:
@@ -144,13 +145,22 @@ class Composer:
             var.letter = letter
         try:
             found = self.made(n, [(0, [(var, 1)]) for var in index])
-            text = self._text(found, [atoms for var in index if (atoms := tuple(var.atoms()))])[0]
+            text = self._repeated(found, [atoms for var in index if (atoms := tuple(var.atoms()))])
         except Unclear:
             return ""
         if text == n.symbol:  # a matrix as it is stored, and as it multiplies
             text = f"({text.removesuffix('ᵀ')})ᵀ"
         text = ", ".join([text, *(f"{word} = {what}" for word, what in self.definitions.items())])
         return text if len(text) <= LONGEST else ""
+
+    def _repeated(self, e: Expr, order: list[Axis]) -> str:
+        """An expression as text; one that lacks an axis between others is the same `at each` place along it."""
+        used = {atom for leaf in leaves_in(e) for dim in leaf.dims() for atom in dim}
+        lacking = [] if {"sum", "placed"} & {*heads_in(e)} else [dim for dim in order if not used & set(dim)]
+        if len(lacking) != 1 or lacking[0] == order[0] or not all(atom.letter for atom in lacking[0]):
+            return self._text(e, order)[0]
+        letter = "·".join(atom.letter for atom in lacking[0])
+        return f"{self._text(e, [dim for dim in order if dim != lacking[0]])[0]} at each {letter}"
 
     # ---- reading the graph
 
@@ -178,7 +188,7 @@ class Composer:
             if end - start < size:
                 if axis != 1 or len(n.shape) != 3:
                     raise Unclear
-                part = f"[{start}:{end}]"
+                part = f"[{start}:{end}]" if counts else f"[{start}]"
             parts = letter.split("·") if len(inside) > 1 else [letter]
             for one, (var, _) in zip(parts, inside, strict=False) if len(parts) == len(inside) else ():
                 var.letter = var.letter or one
@@ -189,8 +199,27 @@ class Composer:
         if (special := SPECIAL.get(n.op)) and (found := special(self, n, places)) is not None:
             return found
         if isinstance(n.plan, list | tuple) and n.plan[0] == "cat":
-            return self._joined(n, places)
+            return self._placed(n, places) or self._joined(n, places)
         return self.planned(n.plan, places)
+
+    def _placed(self, n: Node, places: list[Place]) -> Expr | None:
+        """The gradient of a part, with 0 around it; only as a whole, for no product has such a factor."""
+        _, axis, parts = n.plan
+        around = [i for i, (_, ref) in enumerate(parts) if self.graph.nodes[ref[1]].op == "zero"]
+        start, inside = places[axis]
+        whole = not start and len(inside) == 1 and inside[0][0].n == n.shape[axis] and not inside[0][0].parts
+        if not around or not whole or len(parts) - len(around) != 1 or n is not self.graph.nodes[self.node]:
+            return None
+        at = next(i for i in range(len(parts)) if i not in around)
+        begin, ref = parts[at]
+        end = parts[at + 1][0] if at + 1 < len(parts) else n.shape[axis]
+        part, all_of_it = Var(end - begin), inside[0][0]
+        part.letter = all_of_it.letter
+        if not all_of_it.letter:
+            raise Unclear
+        where = f"{all_of_it.letter} {begin}" if end - begin == 1 else f"{all_of_it.letter} {begin}:{end}"
+        inner = self.planned(ref, [(begin, [(part, 1)]) if d == axis else place for d, place in enumerate(places)])
+        return "placed", where, all_of_it, part, inner
 
     def _joined(self, n: Node, places: list[Place]) -> Expr:
         _, axis, parts = n.plan
@@ -267,6 +296,13 @@ class Composer:
                 return f"{self._text(left, order)[0]} − {self._tight(right, order, 1)}", 0
             case "neg", part:
                 return f"−{self._tight(part, order, 1)}", 1
+            case "square", part:
+                return squared(self._tight(part, order, 3)), 2
+            case "sqrt", part:
+                return f"√({self._text(part, order)[0]})", 3
+            case "placed", where, whole, part, inner:
+                inside = [tuple(part.atoms()) if dim == tuple(whole.atoms()) else dim for dim in order]
+                return f"{self._text(inner, [dim for dim in inside if dim])[0]} at {where}, else 0", 0
             case (("mul" | "div"), _, _):
                 return self._product(e, order), 1
             case "sum", over, part:
@@ -281,8 +317,7 @@ class Composer:
                 return "x̂", 3
             case "rms", x, over, eps:
                 # all of the line, of which the rest of the formula may have one cell
-                text = self._tight(x, [*order[:-1], tuple(over.atoms())], 3)
-                square = f"({text})²" if text[-1] in "⁰¹²³⁴⁵⁶⁷⁸⁹⁾" else f"{text}²"
+                square = squared(self._tight(x, [*order[:-1], tuple(over.atoms())], 3))
                 return self.define("rms", f"√(mean({square}) + {format_number(eps)})"), 3
             case "hat", x, rms:
                 return self.define("x̂", f"{self._tight(x, order, 3)}/{self._text(rms, order)[0]}"), 3
@@ -323,7 +358,7 @@ class Composer:
             summed, part = [*summed, *(atom for var in part[1] for atom in var.atoms())], part[2]
         if not summed:
             return self._of_one_row(part, order)
-        for form in (self._matrices, self._over_last, self._over_first):
+        for form in (self._matrices, self._over_last, self._over_first, self._over_all):
             try:
                 return form(summed, part, order)
             except Unclear:
@@ -337,7 +372,9 @@ class Composer:
                 rows = min(len(left.places), len(right.places)) > 1
                 for row, column in ((left, right), (right, left)):
                     if rows and len(order) == 2 and [*row.dims(), *column.dims()] == order:
-                        return f"{_turned(row.text)} {column.text}"
+                        # of a matrix with one row, or with one column
+                        first = _turned(row.text) if row.places[-1] else row.text
+                        return f"{first} {column.text if column.places[-1] else _turned(column.text)}"
         if any(leaf.dims() != order for leaf in leaves_in(part)):
             raise Unclear
         return self._tight(part, order, 1)
@@ -345,6 +382,7 @@ class Composer:
     def _matrices(self, summed: list[Var], part: Expr, order: list[Axis]) -> str:
         """Σ_k L[i,k]·R[k,j] as L R."""
         factors, below = factors_of(part)
+        factors = self._two_factors(factors) if len(factors) > 2 else factors
         if len(factors) != 2 or below or len(order) < 2 or not all(isinstance(one, Leaf) for one in factors):
             raise Unclear
         for left, right in (factors, factors[::-1]):
@@ -361,6 +399,27 @@ class Composer:
             if row == order[-2] and column == order[-1] and k == other and set(k) <= set(summed):
                 return f"{self._leading(a[:-2], b[:-2], order[:-2], set(summed) - set(k))}{first} {second}"
         raise Unclear
+
+    def _two_factors(self, factors: list[Expr]) -> list[Expr]:
+        """Factors cell by cell, of which some have the same axes: a factor of the product of matrices each."""
+        of_axes: dict[tuple[Axis, ...], list[Expr]] = {}
+        for one in factors:
+            of_axes.setdefault(tuple(max((leaf.dims() for leaf in leaves_in(one)), key=len, default=[])), []).append(
+                one
+            )
+        joined: list[Expr] = []
+        for dims, alike in of_axes.items():
+            text = "·".join(self._factor(one, list(dims), len(alike) > 1) for one in alike)
+            places = tuple(tuple((atom, 1) for atom in dim) for dim in dims)
+            joined.append(alike[0] if len(alike) == 1 else Leaf(f"({text})", places))
+        return joined
+
+    def _over_all(self, summed: list[Var], part: Expr, order: list[Axis]) -> str:
+        """Over all cells."""
+        dims = max((leaf.dims() for leaf in leaves_in(part)), key=len, default=[])
+        if order or {atom for dim in dims for atom in dim} != set(summed):
+            raise Unclear
+        return f"Σ {self._tight(part, dims, 1)}"
 
     def _leading(self, a: list[Axis], b: list[Axis], order: list[Axis], summed: set[Var]) -> str:
         """The sum sign over the axes before those of the matrices."""
@@ -424,6 +483,19 @@ def letters(n: Node) -> list[str]:
 def summed_over(part: Plan) -> list[Var]:
     """The variables of a sum: of the operand that tells most of them apart."""
     return [Var(count) for _, count in max((leaf[4] for leaf in leaves(part) if leaf[0] == "ref"), key=len, default=())]
+
+
+def squared(text: str) -> str:
+    """The square of a factor; what is a quotient or ends in a sign above the line is in brackets."""
+    plain = text.startswith("(") or not ("/" in text or " " in text or text[-1] in "ᵀ⁰¹²³⁴⁵⁶⁷⁸⁹⁾")
+    return f"{text}²" if plain else f"({text})²"
+
+
+def heads_in(e: Expr) -> Iterator[str]:
+    if isinstance(e, tuple):
+        yield e[0]
+        for part in e[1:]:
+            yield from heads_in(part)
 
 
 def _turned(text: str) -> str:
@@ -584,12 +656,30 @@ def _cross_entropy(c: Composer, n: Node, places: list[Place]) -> Expr:
             return None
     likely = next((i for i, one in enumerate(c.graph.nodes) if one.plan == ("exp", ("ref", source, *ref[2:]))), None)
     match loss.plan if loss.op == "nll_loss_backward" else None:
-        case "if", ("and", ("eq", right, _), _), ("neg", ("div", g, ("ref", count, *_))), 0:
-            # a target below 0 is left out of the loss
+        case "if", ("and", ("eq", right, _), ("ne", _, left_out)), ("neg", ("div", g, ("ref", count, *_))), 0:
             p = None if likely is None else c.planned(("ref", likely, *ref[2:]), places)
-            if isinstance(p, Leaf) and (c.graph.value(right[1]) >= 0).all() and c.planned(g, places) == 1:
-                return "div", ("sub", p, Leaf("onehot(targets)", p.places)), int(c.graph.value(count).item())
+            if isinstance(p, Leaf) and c.planned(g, places) == 1:
+                found = "sub", p, Leaf("onehot(targets)", p.places)
+                if (c.graph.value(right[1]) == left_out).any():
+                    found = "mul", Leaf(f"[targets ≠ {format_number(left_out)}]", p.places), found
+                return "div", found, int(c.graph.value(count).item())
     raise Unclear
+
+
+@special("nll_loss_forward")
+def _mean_of_logarithms(c: Composer, n: Node, places: list[Place]) -> Expr:
+    """−Σ ln p of the right class/n; a target that is left out has no class, so that its row of onehot is 0."""
+    match n.plan:
+        case "div", ("neg", ("sum", ("list", log_p, *_))), int() as count:
+            source = c.graph.nodes[int(c.graph.resolve(log_p, np.asarray([0]))[0][0])]
+            if c.spoken(c.graph.names.get(source.name, -1), c.name) is None:
+                raise Unclear
+            cells = [(0, [(Var(size), 1)]) for size in source.shape]
+            over = [var for _, inside in cells for var, _ in inside]
+            rows = Leaf("onehot(targets)", tuple(tuple(inside) for _, inside in cells))
+            log = Leaf(source.symbol, rows.places)
+            return "neg", ("div", ("sum", over, ("mul", rows, log)), count)
+    return None
 
 
 @special("embedding_dense_backward")
@@ -600,20 +690,18 @@ def _embedding(c: Composer, n: Node, places: list[Place]) -> Expr:
             values = c.planned(g, places, rows := summed_over(ids))
             if not isinstance(values, Leaf):
                 raise Unclear
-            word = _rows_read(c.graph, c.graph.value(ids[1]).reshape(-1), c.name)
+            word = _rows_read(c.graph, ids[1], c.name)
             return "sum", rows, ("mul", Leaf(f"onehot({word})", (*values.places[:-1], tuple(places[0][1]))), values)
     return None
 
 
-def _rows_read(graph: Graph, rows: np.ndarray, name: str) -> str:
-    """What the rows of a table that are read are called: t, if a value is E[t]; pos, where they follow one another."""
-    table = graph.nodes[graph.names.get(name.partition(":")[2], 0)]
-    for n in graph.nodes:
-        found = re.match(rf"{re.escape(table.symbol)}\[([a-z])\]", n.symbol) if table.symbol else None
-        if found and isinstance(n.plan, list | tuple) and n.plan[0] == "list":
-            first = graph.tables[n.plan[2]].reshape(-1)[:: table.shape[-1]] // table.shape[-1]
-            if np.array_equal(first, rows):
-                return found[1]
+def _rows_read(graph: Graph, ids: int, name: str) -> str:
+    """What the rows of a table that are read are called: by the symbol of their ids, or pos where they are 0, 1, 2…"""
+    rows = graph.value(ids).reshape(-1)
+    for node in {int(one) for one in graph.resolve(ids, np.arange(rows.size))[0]}:
+        symbol, whole = graph.nodes[node].symbol, graph.value(node)
+        if symbol and whole.size == rows.size and np.array_equal(whole.reshape(-1), rows):
+            return symbol
     if np.array_equal(rows, np.arange(rows.size)):
         return "pos"
     raise Unclear

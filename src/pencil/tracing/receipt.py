@@ -67,6 +67,7 @@ class Receipt:
     digits: int
     masked: bool = False  # it is −∞ because a mask is
     ends: tuple[str, ...] = ()  # where the proof ends: values that it reads of operations that are not described
+    axes: str = ""  # where the cell is along each axis that has a letter: "T 'cat'  D 3"
 
     @property
     def where(self) -> str:
@@ -78,7 +79,14 @@ class Receipt:
         return self.reworked is None or agree(self.reworked, self.recorded, self.allowed)
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        return "\n".join((*self.heading(), *self.lines()))
+
+    def heading(self) -> Iterator[str]:
+        """The address of the cell with the formula of its tensor, and where it is along its axes."""
+        if self.meaning:
+            yield f"{self.where}   {self.meaning}"
+        if self.axes:
+            yield self.axes
 
     def lines(self) -> Iterator[str]:
         """The receipt as lines of text."""
@@ -129,7 +137,7 @@ def receipt(trace: TraceBase, node: int, place: int, digits: int = 4) -> Receipt
     recorded = plain(graph.cells(node, np.asarray([place]))[0])
     tree = Unfolding(trace).of(node, place)
     about: dict[str, Any] = dict(name=n.name, index=index, label=label(n, index), kind=n.kind, op=n.op)
-    about |= dict(meaning=n.formula, recorded=recorded, digits=digits)
+    about |= dict(meaning=n.formula, axes=_along_axes(trace, n, index), recorded=recorded, digits=digits)
     if tree is None:
         origin = ORIGINS.get("edited" if n.op == "edit" else n.kind, "(not recorded)")
         return Receipt(**about, formula=origin, steps=(), terms=(), leading=(), reworked=None, allowed=0.0)
@@ -165,6 +173,13 @@ def receipt(trace: TraceBase, node: int, place: int, digits: int = 4) -> Receipt
         allowed=float(error + slack(n, np.asarray(value))),
         masked=plain(value) == -np.inf and (n.kind == "mask" or any(_hides(graph, part) for part in walk(tree, set()))),
     )
+
+
+def _along_axes(trace: TraceBase, n: Node, index: Sequence[int]) -> str:
+    """Where a cell is along each axis that has a letter, by the labels of the axis."""
+    indices = zip(n.axes.split(), index, strict=False)
+    called = [(letter, i, trace.called(n, axis, i)) for axis, (letter, i) in enumerate(indices)]
+    return "  ".join(f"{letter} {i}" if label is None else f"{letter} '{label}'" for letter, i, label in called)
 
 
 def _ends(graph: Graph, cells: Iterable[tuple[int, int]]) -> Iterator[str]:

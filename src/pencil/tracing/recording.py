@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from ..config import UserError
 from ..core.layers import evaluating
 from ..core.notation import Notation, stored
-from ..core.probe import Probe, branches, declared, symbols
+from ..core.probe import Probe, branches, declared, symbols, weight_axes
 from . import loss
 from .tape import BUDGET, Edit, Tape, mapped, tensors
 
@@ -92,6 +92,7 @@ class TracedModel:
         self.probed = "probe" in self.takes
         self.declared = declared(self.model) if isinstance(self.model, nn.Module) and self.probed else {}
         self.symbols = symbols(self.model) if self.declared else {}
+        self.axes = weight_axes(self.model) if self.declared else {}
         if "use_cache" in self.takes and hasattr(self.model, "config"):
             # a KV cache would be another input the second time
             self.keywords = {"use_cache": False, **self.keywords}
@@ -169,6 +170,9 @@ class TracedModel:
             if (name := f"given.{name}" if name in self.declared else name) in tape.names:
                 tape.nodes[tape.names[name]].symbol = symbol
         for name, axes in getattr(self.model, "INPUT_AXES", {}).items():
+            if name in tape.names:
+                tape.nodes[tape.names[name]].axes = axes
+        for name, axes in self.axes.items():
             if name in tape.names:
                 tape.nodes[tape.names[name]].axes = axes
         for name, symbol in self.symbols.items():

@@ -127,15 +127,10 @@ def meaning(n: Node) -> str:
 
 def receipt(reasons: Receipt, trace: TraceBase, console: Console) -> None:
     """A receipt, and the values it was made of, each by the name that opens its own."""
-    n = trace.graph.nodes[trace.graph.names[reasons.name]]
-    where = []
-    for axis, (letter, i) in enumerate(zip(n.axes.split(), reasons.index, strict=False)):
-        label = trace.called(n, axis, i)
-        where.append(f"{letter} {i}" if label is None else f"{letter} '{label}'")
     title = f"{reasons.where}   {reasons.meaning}".rstrip()
     console.print(title, style="bold", highlight=False, markup=False)
-    if where:
-        console.print("  ".join(where), style="dim", highlight=False, markup=False)
+    if reasons.axes:
+        console.print(reasons.axes, style="dim", highlight=False, markup=False)
     for line in reasons.lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if not reasons.terms:

@@ -28,7 +28,7 @@ from .gradient_contributions import GradientContributions
 from .gradient_formulas import Composer, symbols_of
 from .receipt_text import format_number, plain
 from .recording import EveryValue, TracedModel, parameters_and_buffers
-from .step_tape import CLIPPED, GRADIENT, LOG_PROBABILITIES, NEW, PROBABILITIES, StepTape
+from .step_tape import CLIPPED, GRADIENT, LOG_PROBABILITIES, NEW, NORM, OLD, PROBABILITIES, StepTape
 from .tape import BUDGET, TooMuch
 from .trace import Trace, View
 
@@ -311,17 +311,32 @@ def _recorded(
 def _taped(traced: TracedModel, tape: StepTape, training: bool, closed: bool) -> Iterator[None]:
     """The tape on, with gradients; fused routes off, every module's path known; all as it was afterwards."""
     with ExitStack() as stack:
-        if traced.probed:
-            probe = EveryValue(tape.fire)
-            hook = traced.model.register_forward_pre_hook(
-                lambda module, args, kwargs: (args, {**kwargs, "probe": probe}), with_kwargs=True
-            )
-            stack.callback(hook.remove)
+        probe = {"probe": EveryValue(tape.fire)} if traced.probed else {}
+
+        def called(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            _name_inputs(tape, traced, args, kwargs)
+            return args, {**kwargs, **probe}
+
+        stack.callback(traced.model.register_forward_pre_hook(called, with_kwargs=True).remove)
         stack.enter_context(tape.watching())
         stack.enter_context(traced.taped(tape, lazy=closed, gradients=True))
         if training:
             traced.model.train()  # until `taped` ends
         yield
+
+
+def _name_inputs(tape: StepTape, traced: TracedModel, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Give the tensors of a batch that go into the model as they are the names that they have in its forward pass."""
+    own = {*traced.declared, *traced.symbols}
+    for name, value in (*zip(traced.takes, args, strict=False), *kwargs.items()):
+        names, _ = tape.leaf_names.get(id(value), ([], ""))
+        # of several batches none has the name
+        if names and re.fullmatch(r"batch\.\d+", names[-1]):
+            name = f"given.{name}" if name in own else name
+            if id(value) in tape.of:
+                tape.name(value, name)
+            elif name not in names:
+                names.insert(0, name)
 
 
 def describe_gradients(tape: StepTape) -> None:
@@ -331,19 +346,25 @@ def describe_gradients(tape: StepTape) -> None:
     for name, node in list(tape.names.items()):
         prefix, _, of = name.partition(":")
         n = tape.nodes[node]
+        weight = tape.names.get(of.rpartition(".")[0])
+        if f"{prefix}:" in (NEW, OLD) and weight is not None and tape.nodes[weight].shape == n.shape:
+            n.axes = tape.nodes[weight].axes  # what an optimizer remembers of it
         # what nobody named has a name too, of the operation that made it
         if f"{prefix}:" not in _WRITTEN or not n.named or name not in (n.name, *n.also) or of not in tape.names:
             continue
         forward = tape.nodes[tape.names[of]]
-        n.axes = forward.axes
+        n.axes = "" if f"{prefix}:" == NORM else forward.axes
         symbols, names = forward.symbol.split(" = "), (forward.name, *forward.also)
         # a tensor with two names has two symbols
         if symbol := symbols[names.index(of) if of in names and len(symbols) == len(names) else 0]:
             n.symbol = n.symbol or _WRITTEN[f"{prefix}:"].format(symbol)
             described.append(node)
+    described += [tape.names["loss"]] if "loss" in tape.names else []
     composer = Composer(tape, symbols_of(tape))
     for node in described:
         tape.nodes[node].formula = tape.nodes[node].formula or composer.formula(node)
+    for n in (n for n in tape.nodes if n.name.startswith(NORM)):
+        n.formula = n.formula or "√(Σ (∂L/∂w)²)"
 
 
 def _describe_loss(tape: StepTape) -> None:
@@ -360,10 +381,10 @@ def _describe_loss(tape: StepTape) -> None:
             nodes[name].axes = " ".join(letters[-2:])  # of one example
 
 
-_WRITTEN = {GRADIENT: "∂L/∂{}", CLIPPED: "clipped ∂L/∂{}", NEW: "new {}"}
+_WRITTEN = {NORM: "‖∂L/∂{}‖", GRADIENT: "∂L/∂{}", CLIPPED: "clipped ∂L/∂{}", NEW: "new {}"}
 _LOSS = {
     PROBABILITIES: ("p", "softmax(Z)"),
     LOG_PROBABILITIES: ("ln p", "ln softmax(Z)"),
     "loss": ("L", ""),
-    "grad_norm": ("‖g‖", "√(Σ ‖∂L/∂W‖²)"),
+    "grad_norm": ("‖∇L‖", "√(Σ ‖∂L/∂W‖²)"),
 }

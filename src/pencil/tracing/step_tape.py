@@ -31,7 +31,17 @@ from ..device import random_state
 from .backward_rules import accumulated, adam, cells, first_moment, placed, second_moment
 from .graph import Node, Plan
 from .half_precision import HALF
-from .optimizer_settings import adam_settings, numbers_of, state_formula, update_formula, with_settings
+from .optimizer_settings import (
+    Numbers,
+    Place,
+    adam_settings,
+    letters_of,
+    muon_formula,
+    numbers_of,
+    state_formula,
+    update_formula,
+    with_settings,
+)
 from .plan_functions import FUNCTIONS
 from .rules import row_major, step
 from .tape import Tape, dtype_of, mapped, memory_of, off, tensors
@@ -86,7 +96,9 @@ class StepTape(Tape):
         self._replaced: list[tuple[nn.Module, str, Any]] = []  # parameters of the block that runs, and whose they are
         self._begun: dict[int, int] = {}  # memory -> the first node that was kept in it
         self._given: dict[Any, int] = {}  # where a gradient from a closed block lies in memory -> its node
-        self._numbers: dict[float, Plan] = {}  # those of the optimizer that steps, as they are made of its settings
+        self._steps: torch.optim.Optimizer | None = None  # the optimizer that steps
+        self._numbers: Mapping[Place, Numbers] = {}  # its numbers, as they are made of its settings
+        self._letters: dict[Tensor, Mapping[str, str]] = {}  # parameter -> what the settings of its group are called
         self.not_finite = False  # whether the gradient of some parameter is not
         self.clip: float | None = None  # the largest norm of all gradients together
 
@@ -156,8 +168,11 @@ class StepTape(Tape):
         self.name_parameter_gradients(own)
         parts: Mapping[Tensor, Sequence[int]] = getattr(optimizer, "parts", {})
         shapes = [(rows, p.shape[1]) for p in own if p.ndim == 2 for rows in parts.get(p, p.shape[:1])]
+        letters = [letters_of(self.optimizers, optimizer, group) for group in optimizer.param_groups]
+        groups = zip(optimizer.param_groups, letters, strict=True)
+        self._letters = {p: called for group, called in groups for p in group["params"]}
         with off():  # the number of the step is read here, which is no part of the update
-            self._numbers = numbers_of(optimizer, shapes)
+            self._steps, self._numbers = optimizer, numbers_of(optimizer, letters, shapes)
         if isinstance(left_out := getattr(optimizer, "found_inf", None), Tensor):
             self.name(left_out, "left_out")  # 1 where an update is not made, since it is not finite
         for p in own:
@@ -165,18 +180,18 @@ class StepTape(Tape):
                 self.leaf_names.setdefault(id(value), ([f"{OLD}{self.parameters[p]}.{key}"], "weight"))
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._numbers = {}
+        self._steps, self._numbers = None, {}
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         for p in self._own_parameters(optimizer):
             self.name(p, NEW + self.parameters[p])
             if (n := self.nodes[self.node_of(p)]).name.startswith(NEW):
-                n.formula = update_formula(optimizer, groups[p], p)
+                n.formula = update_formula(optimizer, groups[p], p, self._letters[p])
             for key, value in state_tensors(optimizer, p).items():
                 name = f"{self.parameters[p]}.{key}"
                 # the number of the step is another for every parameter, always the same: found by name, but not listed
                 self.name(value, NEW + name, named=key != "step")
                 if (n := self.nodes[self.node_of(value)]).name == NEW + name:
-                    n.formula = n.formula or state_formula(optimizer, groups[p], key)
+                    n.formula = n.formula or state_formula(optimizer, groups[p], key, self._letters[p])
                 # in a first step that is what the optimizer began with, such as zeros
                 self.names.setdefault(OLD + name, self._begun[memory_of(value)])
 
@@ -213,7 +228,7 @@ class StepTape(Tape):
             named.append([i, ["ref", own, 0, [0, *strides[1:]], []]])
             self.nodes[own].named, self.nodes[own].formula = (
                 name[0] not in "AB",
-                muon_formula(name, len(weight) > weight.shape[1]),
+                muon_formula(name, len(weight) > weight.shape[1], self._letters[p]),
             )
         n.kind, n.plan = "move", ("cat", 0, named)
 
@@ -238,8 +253,10 @@ class StepTape(Tape):
             return self._one_by_one(op, args, kwargs or {})
         if op in ("_fused_adamw_", "_fused_adam_"):
             return self._fused_adam(func, args, kwargs or {})
+        if op == "nll_loss_forward" and running is None and not self.path:
+            self.name(args[1], "targets")
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if op == "linalg_vector_norm" and running is None and not self._numbers:
+        if op == "linalg_vector_norm" and running is None and self._steps is None:
             with off():
                 self._name_norm(out, args[0])
         if op == "_log_softmax" and running is None and not self.path:
@@ -296,7 +313,7 @@ class StepTape(Tape):
             func(*args, **kwargs)
         for (p, _, m, v, _), nodes in zip(zip(*lists, strict=True), before, strict=True):
             single = p.device.type != "cpu" and p.dtype != torch.float64
-            here, settings = row_major(p.shape), adam_settings(options, single)
+            here, settings = row_major(p.shape), adam_settings(options, self._letters[p], single)
             weight, gradient, old_m, old_v = (cells(node, here) for node in nodes[:4])
             steps = cells(nodes[4], [0] * len(here))
             if options["weight_decay"] and not decoupled:
@@ -319,10 +336,23 @@ class StepTape(Tape):
             n.kind, n.plan = "gradient", self._accumulated_at(n, inputs, arguments)
         else:
             super()._plan(node, func, op, inputs, arguments, i, me)
-        if self._numbers:
-            n.plan = with_settings(n.plan, self._numbers)
+        if self._steps is not None:
+            if any(op == one for one, _ in self._numbers):
+                n.plan = with_settings(n.plan, self._numbers.get((op, self._changed_by(op, arguments)), {}))
         elif op == "mul" and self.clip is not None and "grad_norm" in self.names:
             n.plan = with_settings(n.plan, {float(self.clip): step("clip", float(self.clip))})
+
+    def _changed_by(self, op: str, arguments: Mapping[str, Any]) -> str:
+        """What an operation of an optimizer changes: a weight, what it remembers, or by a weight's decay a gradient."""
+        assert self._steps is not None
+        states = [value for state in self._steps.state.values() for value in state.values()]
+        memory = {memory_of(t): "state" for t in states if isinstance(t, Tensor)}
+        memory |= {memory_of(p): "weight" for p in self._letters}
+        changed, other = (
+            memory.get(memory_of(t), "") if isinstance(t := arguments.get(name), Tensor) else ""
+            for name in ("self", "other")
+        )
+        return "decay" if op == "add" and other == "weight" else changed
 
     def _placed(self, n: Node, op: str, inputs: dict[str, Any], arguments: Any) -> Any:
         dim, one = arguments["dim"] % len(n.shape), op == "select_backward"
@@ -563,23 +593,6 @@ def of_one(plan: Plan, i: int) -> Plan:
         case (head, *parts) if head in FUNCTIONS:
             return (head, *(of_one(part, i) for part in parts))
     return plan
-
-
-def muon_formula(name: str, tall: bool) -> str:
-    """How a matrix on Muon's way is made: of G, the gradient and its momentum, by Newton–Schulz."""
-    kind, i = name[0], int(name[1:]) if name[1:].isdigit() else 0
-    before, now = (str(n).translate(SUBSCRIPTS) for n in (i - 1, i))
-    formulas = {
-        "G": "g + μ·(m − g)",
-        "n": "‖G‖",
-        "A": f"X{before}·X{before}ᵀ",
-        "B": f"b·A{now} + c·A{now}²",
-        "X": f"a·X{before} + B{now}·X{before}" if i else f"G{'ᵀ' if tall else ''}/‖G‖",
-    }
-    return formulas[kind]
-
-
-SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:

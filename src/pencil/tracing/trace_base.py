@@ -86,7 +86,7 @@ class TraceBase:
 
     def labels_along(self, letter: str, count: int, name: str = "") -> list[str] | None:
         """The labels along an axis, if it has any; keys are labelled as tokens are."""
-        path = name.split(".")
+        path = name.rpartition(":")[2].split(".")  # a gradient has the labels of what it belongs to
         for axis in (letter, "T" if letter == "S" else ""):
             for end in range(len(path) - 1, -1, -1):
                 labels = self.labels.get(".".join((*path[:end], axis)), ())

@@ -24,7 +24,7 @@ from ..config import UserError
 from ..console import visible
 from ..files import write_aside
 from .graph import Array, Graph, Node, Plan, leaves, reduces, refs
-from .optimizer_settings import SETTINGS, settings_in
+from .optimizer_settings import SETTINGS, settings_in, symbol_of
 from .plan_functions import BIG, FUNCTIONS
 from .subgraph import Cut, Region, TooMany, extract, needed
 from .trace_base import COUNTING, TraceBase
@@ -183,7 +183,7 @@ class Settled(Graph):
         for node in need:
             for setting in settings_in(self.nodes[node].plan):
                 readers.setdefault(setting, set()).add(node)
-        order = sorted(readers, key=lambda setting: (list(SETTINGS).index(setting[0]), setting[1]))
+        order = sorted(readers, key=lambda setting: (list(SETTINGS).index(symbol_of(setting[0])), setting))
         return {s: ", ".join(name for name, nodes in behind.items() if nodes & readers[s]) for s in order}
 
     @property
@@ -613,7 +613,7 @@ class SheetWriter:
         for i, ((symbol, number), whose) in enumerate(self.graph.settings.items(), SETTINGS_ROW):
             sheet.write_string(i, 0, symbol, formats["edge"])
             sheet.write_number(i, 1, Exact(number), formats["given cell"])
-            sheet.write_string(i, 2, SETTINGS[symbol], formats["plain"])
+            sheet.write_string(i, 2, SETTINGS[symbol_of(symbol)], formats["plain"])
             sheet.write_string(i, 3, word(whose), formats["plain"])
 
     def _map(self, cells: dict[int, list[Part]]) -> None:

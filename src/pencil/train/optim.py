@@ -31,6 +31,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     found_inf: Tensor | None = None
+    coefficients = 3.4445, -4.7750, 2.0315  # a, b and c of Newton–Schulz, by which small singular values grow fastest
     watch: "Watch | None" = None  # called with each stack of matrices on its way, and the weights they belong to
 
     def __init__(
@@ -120,7 +121,7 @@ def orthogonalise(
 
     With A = X·Xᵀ and B = b·A + c·A², the next X is a·X + B·X.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
+    a, b, c = Muon.coefficients
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
