@@ -11,7 +11,7 @@ from pencil.core.blocks import AdaBlock, AdaNormBlock, Block, CrossBlock, PostBl
 from pencil.core.cache import Cache
 from pencil.core.layers import MLP, LayerNorm
 from pencil.core.masks import causal, full
-from pencil.core.probe import Probe, declared
+from pencil.core.probe import Probe, branches, declared
 from pencil.core.span import Span
 
 D, H, G, F, T, S = 15, 3, 1, 17, 7, 11
@@ -148,6 +148,27 @@ def test_dropout_is_on_what_is_added_and_never_on_the_residual_stream(kind):
 
 
 ADAPTIVE = [AdaBlock, AdaNormBlock]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *ADAPTIVE])
+def test_what_hangs_from_the_stream_is_what_the_block_declares(kind):
+    """Each branch adds its result to the stream, and after the last of them the stream is the block's result."""
+    adaptive_block, probe = kind in ADAPTIVE, Probe()
+    block, x, (here, across) = adaptive(kind) if adaptive_block else made(kind), given(2, T, D), here_and_across()
+    more = (given(2, S, D, seed=2), across) if kind in CROSSING else (given(2, D, seed=3),) if adaptive_block else ()
+    with torch.no_grad():
+        out = block(x, here, *more, probe=probe)
+        for branch in branches(block):
+            assert branch.norm == ("after" if kind in (PostBlock, PostCrossBlock) else "before")
+            assert branch.modulation == ("modulation" if adaptive_block else "")
+            added = probe.values[f"{branch.path}.out"] * probe.values.get(f"gate_{branch.path}", 1)
+            x = x + added
+            if branch.norm == "after":
+                x = block.get_submodule(f"{branch.path}_norm")(x)
+            torch.testing.assert_close(probe.values[branch.stream], x, atol=1e-12, rtol=1e-12)
+    assert torch.equal(probe.values[branch.stream], out)
+    parts = [name for name, part in block.named_children() if isinstance(part, Attention | MLP)]
+    assert {branch.path for branch in branches(block)} == set(parts)
 
 
 def adaptive(kind, fresh=False):

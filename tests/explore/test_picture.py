@@ -17,8 +17,11 @@ from shared_page import views_of
 from small_runs import RUNS, write_run
 
 from pencil.config import UserError
+from pencil.core.attention import Attention
+from pencil.core.blocks import Block
+from pencil.core.layers import MLP
 from pencil.core.probe import Probe
-from pencil.explore.outline import outline
+from pencil.explore.outline import outline, residual_edges
 from pencil.explore.picture import picture, picture_of
 from pencil.explore.session import Session
 from pencil.tracing import html
@@ -308,6 +311,37 @@ def test_the_outline_has_the_lens_and_the_edges_whatever_was_looked_at(tmp_path)
         ("blocks.0.mid", "blocks.0.cross", "blocks.0.cross_mid"),
         ("blocks.0.cross_mid", "blocks.0.mlp", "blocks.0.post"),
     ]
+
+
+def test_two_branches_that_add_at_one_place_begin_at_one_place():
+    class Parallel(Block):
+        BRANCHES = {"attn": "post", "mlp": "post"}
+
+    parts = lambda: Attention(6, 2), lambda: MLP(6, 5), lambda: torch.nn.Identity()
+    model = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList(Parallel(*parts) for _ in range(2))})
+    edges = [tuple(edge.values()) for edge in residual_edges(model)]
+    assert edges == [
+        ("input", "blocks.0.attn", "blocks.0.post"), ("input", "blocks.0.mlp", "blocks.0.post"),
+        ("blocks.0.post", "blocks.1.attn", "blocks.1.post"), ("blocks.0.post", "blocks.1.mlp", "blocks.1.post"),
+    ]  # fmt: skip
+
+
+def test_an_edited_trace_is_drawn_as_it_ran(tmp_path):
+    """The head that was switched off adds nothing, and every other number is that of the edited run."""
+    session = Session.open(write_run("captioner", tmp_path))
+    given = session.about()["example"] | {"options": {"tokens": 3}}
+    state = session.state({"input": given, "edits": ["blocks.1.attn.z[:,2]=0"]})
+    trace = session.record(state)
+    cell = session.answer(state)["tokens"][1]["cell"]
+    of, whole = picture_of(session, state.key, cell), trace.contributions(cell)
+    added = {
+        column["path"]: decoded(one["added"])
+        for column, one in zip(picture(session, state.key)["columns"], of["columns"], strict=True)
+    }
+    assert added["blocks.1.attn"][2] == 0 != added["blocks.1.attn"][1]
+    inputs = sum(part["value"] for part in (*of["inputs"], *of["noInput"]))
+    assert inputs == pytest.approx(exact(whole), rel=1e-12)
+    assert of["value"] == of["lens"][-1]["value"] == float(trace[cell])
 
 
 def test_a_model_that_declares_no_stream_is_drawn_as_its_modules():

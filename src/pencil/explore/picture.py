@@ -14,7 +14,6 @@ import torch
 
 from ..config import UserError
 from ..core.patches import join
-from ..core.probe import branches
 from ..tracing.address import address
 from ..tracing.contributions import GRID, Contributions, Leaf
 from ..tracing.live_trace import LiveTrace
@@ -34,9 +33,10 @@ WORDS = {"time": "timestep"}  # lines of the condition
 def picture(session: Session, key: str) -> dict[str, Any]:
     """The lines of a model and what hangs from them; its modules, where its blocks declare no residual stream."""
     with one_thread(session.live):
-        if not branches(session.loaded.model):
+        try:
+            return _drawn(session, key).shown
+        except UserError:
             return {"stacks": [], "columns": [], "graph": module_graph(session.trace(key).graph)}
-        return _drawn(session, key).shown
 
 
 def picture_of(session: Session, key: str, cell: str) -> dict[str, Any]:
@@ -106,8 +106,15 @@ class Drawn:
     def kinds(self) -> dict[str, list[str]]:
         """What the lines of each stack are of: a patch, a token, the class token, or nothing of the input."""
         stacks, symbols = self.streams.stacks, self.trace.traced_model.symbols
+        try:
+            places = self.streams.places
+        except UserError:  # a model that contributions cannot hold: labels are what is known of it
+            return {
+                id: [CONDITION if id == CONDITION else "patch" if GRID.match(one) else "token" for one in stack.labels]
+                for id, stack in stacks.items()
+            }
         kinds = {id: [CONDITION if id == CONDITION else "special"] * len(stack.labels) for id, stack in stacks.items()}
-        for (name, row), (stack, line) in self.streams.places.items():
+        for (name, row), (stack, line) in places.items():
             leaf = self.leaves[name]
             if stack != CONDITION and leaf.kind == "pixel":
                 kinds[stack][line] = "patch"
