@@ -96,9 +96,13 @@ def light_a_patch(page: Any) -> None:
     settled(page)
 
 
-def predict(page: Any) -> None:
-    page.get_by_label("Predict").get_by_role("textbox").fill("1.5")
-    page.get_by_role("button", name="Reveal").click()
+def forget_the_root(page: Any) -> None:
+    """The third step of the tour, answered with what one has before dividing."""
+    page.get_by_role("button", name="A query meets a key").click()
+    settled(page)
+    asked = page.get_by_label("Question").locator(".figure").first.inner_text()
+    page.get_by_label("Question").get_by_role("textbox").fill(asked)
+    page.get_by_role("button", name="Check").click()
     settled(page)
 
 
@@ -142,7 +146,7 @@ SHOTS = [
     Shot("change", address="view=change", act=switch_a_head_off, height=1150),
     Shot("learn", address="view=learn", act=ten_steps, height=1300),
     Shot("compare", address="view=compare", act=another_picture, height=1150),
-    Shot("tours", address="view=tours&tour=002&section=6", act=predict, height=1000),
+    Shot("tour", address="view=tour", act=forget_the_root, height=1000),
     Shot("katas", address="view=katas&kata=softmax", act=forget_to_scale, height=800),
     Shot("share", address="view=share", height=760),
     Shot("phone", address="view=look&token=1", act=down_to_the_answer, height=844, width=390, dark=True),

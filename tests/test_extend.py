@@ -88,7 +88,7 @@ VERBS = {
           for name in ("captioner", "seq2seq", "reader", "dit")),
         ("why", "runs/ker", "blocks.0.attn.bias[0,0,2,1]", "--input", "the"), ("embed", "runs/ker-reader", "--prompt", "the"),
         ("trace", "runs/ker", "--out", "ker.safetensors", "--input", "the"), ("diff", "ker.safetensors", "ker.safetensors"),
-        ("heads", "runs/ker"), ("walk", "003", "--run", "runs/ker", "--input", "the"), ("explore", "runs/ker"),
+        ("heads", "runs/ker"), ("walk", "003", "--run", "runs/ker", "--input", "the"), ("explore", "runs/ker"), ("slides", "runs/ker", "--out", "ker-talk.html"),
         ("explore", "runs/ker-captioner"),
         ("predict", "runs/ker-seq2seq", "notes.txt", "--out", "ker.csv", "--max-new-tokens", "3"),
         ("serve", "runs/ker", "--port", "0"),
@@ -98,7 +98,7 @@ VERBS = {
         ("verify", "runs/po"), ("eval", "runs/po", "--data", "app.po"), ("sample", "runs/po", "--source", "Open"),
         ("shapes", "runs/po"), ("cost", "runs/po"), ("trace", "runs/po", "--out", "po.safetensors", "--input", "Open"),
         ("diff", "po.safetensors", "po.safetensors"), ("why", "runs/po", "logits[0,0,1]", "--input", "Open"),
-        ("show", "runs/po", "logits", "--input", "Open"), ("heads", "runs/po"), ("explore", "runs/po"),
+        ("show", "runs/po", "logits", "--input", "Open"), ("heads", "runs/po"), ("explore", "runs/po"), ("slides", "runs/po", "--out", "po-talk.html"),
         ("walk", "003", "--run", "runs/po", "--input", "Open"),
         ("predict", "runs/po", "notes.txt", "--out", "po.csv", "--max-new-tokens", "3"), ("serve", "runs/po", "--port", "0"),
     ],
@@ -122,7 +122,7 @@ PARTS = {
     ],
 }  # fmt: skip
 REFUSED = {
-    "mixer": [("export", "runs/mix", "--to", "timm"), ("explore", "runs/mix", "--no-browser"), ("heads", "runs/mix"),
+    "mixer": [("export", "runs/mix", "--to", "timm"), ("explore", "runs/mix", "--no-browser"), ("slides", "runs/mix", "--out", "mix-talk.html"), ("heads", "runs/mix"),
               ("embed", "runs/mix", "--prompt", "a")],
     "kerple": [("export", "runs/ker", "--to", "hf"), ("predict", "runs/ker", "notes.txt", "--out", "ker.csv")],
     "po": [("export", "runs/po", "--to", "hf"), ("embed", "runs/po", "--prompt", "a")],
