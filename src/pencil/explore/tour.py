@@ -260,8 +260,7 @@ class Cast:
         self.word("query", _visible(rows[self.query]))
         self.place("block", layer_of(self.pattern))
         self.place("head", self.head)
-        self.word("pattern", self.pattern)
-        self.word("head_index", str(self.head))
+        self.word("part", self.part)
         self.word("stack", CALLED.get(group, "the model"))
         if group == "cross":
             self.word("source", "the source")

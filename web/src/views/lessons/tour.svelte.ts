@@ -5,7 +5,7 @@ import { session } from "../../lib/session.svelte";
 import type { TourOf, TourStep } from "../../lib/tour";
 import { LatestReply } from "../inside/latest_reply.svelte";
 
-const OWN = ["head", "why", "against", "open", "token"]; // what one step says of its place, and the next may not
+const OWN = ["head", "why", "against", "open", "token", "at", "after"]; // what one step says of its place, and the next may not
 
 class Tour {
   readonly reply = new LatestReply<TourOf>();
