@@ -51,7 +51,7 @@ SKETCHES = {
     "muon-step": "0 → ?",
     "wrong-cells": "0 × 0ᵀ ÷√d → 1 → ?",
 }
-CELL, GAP, LETTER = 12, 10, 7.5  # in pixels: a cell's side, the space between parts, the width of a letter
+CELL, GAP, LETTER = 18, 12, 8.5  # in pixels: a cell's side, the space between parts, the width of a letter
 MOST = 8  # cells of a row or a column that are drawn
 PATCH = 2  # pixels along the edge of a patch
 TABLE = re.compile(r"(\d)([#|]?)(ᵀ?)")
@@ -81,18 +81,18 @@ def drawing(question: Question) -> str:
             shape, label = _answer(question), "?"
         wide = LETTER * len(label or word)
         if shape is None:
-            parts.append(f'<text x="{x + wide / 2:g}" y="{middle + 5:g}">{escape(word)}</text>')
+            parts.append(f'<text x="{x + wide / 2:g}" y="{middle + 6:g}">{escape(word)}</text>')
             x += wide + GAP
             continue
         drawn, width = shape
         wide = max(wide, width)
         parts.append(f'<g transform="translate({x + (wide - width) / 2:g} {middle:g})">{drawn}</g>')
-        parts.append(f'<text class="label" x="{x + wide / 2:g}" y="{2 * middle + 12:g}">{escape(label)}</text>')
+        parts.append(f'<text class="label" x="{x + wide / 2:g}" y="{2 * middle + 16:g}">{escape(label)}</text>')
         x += wide + GAP
     return (
-        f'<svg class="drawing" xmlns="http://www.w3.org/2000/svg" viewBox="-2 0 {x:g} {2 * middle + 20:g}" '
-        f'width="{x:g}" height="{2 * middle + 20:g}" role="img" aria-label="{escape(_said(question, line))}" '
-        f'fill="currentColor" stroke="none" font-size="13" text-anchor="middle">{"".join(parts)}</svg>'
+        f'<svg class="drawing" xmlns="http://www.w3.org/2000/svg" viewBox="-2 0 {x:g} {2 * middle + 26:g}" '
+        f'width="{x:g}" height="{2 * middle + 26:g}" role="img" aria-label="{escape(_said(question, line))}" '
+        f'fill="currentColor" stroke="none" font-size="15" text-anchor="middle">{"".join(parts)}</svg>'
     )
 
 

@@ -42,7 +42,7 @@ th { font-weight: normal; font-style: italic; font-size: 9.5pt; text-align: righ
 tbody th { text-align: left; padding-left: 0 }
 td { border: .5pt solid #888; text-align: right; padding: .5mm 2mm }
 .drawing { display: block; max-width: 100%; height: auto; margin: 2mm 0 }
-.drawing .label { font-size: 11px; font-style: italic }
+.drawing .label { font-size: 13px; font-style: italic }
 .blanks { display: flex; flex-wrap: wrap; gap: 2mm 5mm; margin-top: 2mm }
 .blank { display: flex; align-items: center; gap: 2mm }
 .blank .box { display: inline-block; width: 24mm; height: 8.5mm; border: 1pt solid #000 }
