@@ -5,10 +5,10 @@ python benchmarks/little_data.py --data reviews.csv
 
 `topic` is a sentence from the docstrings of Python's own library, and which of eight packages it is from: a matter of
 words. `order` is a list of words in which "hot" and "cold" occur, and which comes first: a matter of their order alone.
-`digits` are scikit-learn's, of 8×8 pixels. --data is a table of your own with the columns text and label.
-Of each 300 examples are held out. Every size trains a reader (a vit of digits) with two blocks of width 64, in batches of
+`digits` are scikit-learn's, of 8×8 pixels; of `placed` each is somewhere in a picture of 20×20. --data is a table of your own with the columns text and label.
+Of each 300 examples are held out. Every size trains a reader (a vit of pictures) with two blocks of width 64, in batches of
 16, otherwise as `pencil train` does by itself; the simple model is that of `pencil eval --baseline` for texts, and of
-digits logistic regression on pixels. Seconds are CPU time; the first has the start of the program. Needs scikit-learn.
+pictures logistic regression on pixels. Seconds are CPU time; the first has the start of the program. Needs scikit-learn.
 """
 
 import argparse
@@ -67,6 +67,17 @@ def digits() -> Rows:
     return list(zip(pixels, map(str, labels), strict=True))
 
 
+def placed() -> Rows:
+    """The same digits, each somewhere in a larger picture: no pixel says anything by itself."""
+    rng, rows = np.random.default_rng(0), []
+    for pixels, label in digits():
+        larger = np.zeros((20, 20, 1), np.uint8)
+        top, left = rng.integers(0, 13, 2)
+        larger[top : top + 8, left : left + 8] = pixels
+        rows.append((larger, label))
+    return rows
+
+
 def table(path: Path) -> Rows:
     with path.open(newline="", encoding="utf-8") as file:
         return [(row["text"], row["label"]) for row in csv.DictReader(file)]
@@ -89,14 +100,17 @@ def measure(rows: Rows, test: Rows, steps: int, out: Path) -> list[str]:
     return [f"{accuracy:.1%} ({seconds:.1f} s)" for accuracy, seconds in found]
 
 
+TASKS = {"topic": topic, "order": order, "digits": digits, "placed": placed}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--task", choices=("topic", "order", "digits"), default="topic")
+    parser.add_argument("--task", choices=(*TASKS,), default="topic")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 300, 1000, 3000])
     parser.add_argument("--steps", type=int, default=400)
     chosen = parser.parse_args()
-    rows = table(chosen.data) if chosen.data else dict(topic=topic, order=order, digits=digits)[chosen.task]()
+    rows = table(chosen.data) if chosen.data else TASKS[chosen.task]()
     random.Random(0).shuffle(rows)
     test, rest = rows[:HELD_OUT], rows[HELD_OUT:]
     print(f"{len(rest):,} examples of {len({label for _, label in rows})} classes, and {len(test)} held out")

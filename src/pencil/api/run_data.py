@@ -108,14 +108,15 @@ def _explain_change(error: UserError, run: Run, source: str, record: Family) -> 
     if not isinstance(error, DataChanged):
         # data that was changed so that it can no longer be read
         same = not changes or source in record.embedded
-        return error if same else UserError(f"{error} ({source} has changed since {run.path} was trained: {changes})")
+        place = in_memory.name_of(source)
+        return error if same else UserError(f"{error} ({place} has changed since {run.path} was trained: {changes})")
     why = f"{error}: {changes}" if changes else str(error)
-    place = shlex.quote(source)
+    evaluated = f"pencil eval {run.path} --data {shlex.quote(source)}"
+    if in_memory.is_token(source):
+        evaluated = f"pencil.evaluate({str(run.path)!r}, data)"
     version = "Python" if source in TEXTS else "Pencil"
     mend = f"use the version of {version} that made the run" if source in record.embedded else "put it back as it was"
-    return DataChanged(
-        f"{why}; {mend}, evaluate on it as it is (pencil eval {run.path} --data {place}), or train a new run"
-    )
+    return DataChanged(f"{why}; {mend}, evaluate on it as it is ({evaluated}), or train a new run")
 
 
 def whole_path(data: str, embedded: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ def predict(
     max_new_tokens: int | None = None,
     temperature: float | None = None,
     beams: int | None = None,
+    truncate: Annotated[bool, Parameter(negative=())] = False,
     seed: int | None = None,
     device: str = "auto",
     dtype: Annotated[str, Parameter(help=DTYPE_HELP)] = "auto",
@@ -61,6 +62,8 @@ def predict(
         Of texts: sampling temperature; 0 is greedy.
     beams
         Of a seq2seq: beam search with this many beams, of which the best is written.
+    truncate
+        Of a reader: read the beginning of a text that is longer than the context; else it has an error in its row.
     seed
         Of texts: random seed.
     device
@@ -79,6 +82,7 @@ def predict(
     for source in inputs:
         check_source(source, kind, column)
     given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "beams": beams, "seed": seed}
+    given["truncate"] = truncate or None
     options = {name: value for name, value in given.items() if value is not None}
     with ExitStack() as stack:
         result = predict_file(
