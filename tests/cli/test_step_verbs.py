@@ -37,6 +37,11 @@ def test_a_weight_after_a_step_on_an_input(run):
     assert "η_AdamW/(1 − β₁^step)" in out
     assert "✓" in out
     assert "old:" not in out  # on an input the optimizer remembers nothing
+    row = call("why", run, "grad:tokens.weight[p,2]", "--input", "the pencil draws").stdout
+    assert "   ∂L/∂Zᵀ X_f + onehot(t)ᵀ ∂L/∂X⁰\nV 'p'  D 2\n" in row
+    left_out = call("why", run, "grad:logits[0,-1,2]", "--input", "the pencil draws").stdout
+    assert "[targets ≠ −100]·(p − onehot(targets))/" in left_out
+    assert " targets[" in left_out
     table = call("show", run, "grad:logits", "--input", "the pen").stdout
     assert "'p'" in table or "p" in table
 

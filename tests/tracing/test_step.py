@@ -383,6 +383,24 @@ def test_softmax_minus_one_hot():
     np.testing.assert_allclose(trace.grad["logits"].value.reshape(14, 101), p / 14, atol=1e-7)
 
 
+def test_settings_of_optimizers_and_of_groups_have_letters_of_their_own():
+    model = nn.Linear(5, 3)
+    groups = [{"params": [model.weight], "lr": 0.2}, {"params": [model.bias], "weight_decay": 0.1}]
+    for optimizers, said in (
+        ([torch.optim.SGD(groups, lr=0.3)], ["w − η_1·g (SGD)", "w − η_2·(g + λ·w) (SGD)"]),
+        (
+            [torch.optim.SGD([p], lr=rate) for p, rate in ((model.weight, 0.3), (model.bias, 0.2))],
+            ["w − η_SGD1·g (SGD)", "w − η_SGD2·g (SGD)"],
+        ),
+    ):
+        trace = trace_step(model, lambda model, x: model(x).square().mean(), torch.ones(2, 5), optimizers)
+        assert [trace.new[name].node.formula for name in ("weight", "bias")] == said
+        words = [
+            step.word for name, at in (("weight", (2, 3)), ("bias", 1)) for step in trace.new[name][at].why().steps
+        ]
+        assert [word for word in words if word.startswith("η")] == [text.split("·")[0][4:] for text in said]
+
+
 def test_without_an_optimizer_it_ends_with_the_gradients():
     model, loss, batch = case("gpt", "llama")
     trace = trace_step(model, loss, batch)

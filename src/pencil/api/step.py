@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..config import UserError, build
 from ..console import note
 from ..core.layers import evaluating
+from ..inference.text_batches import vocabulary_labels
 from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace
 from ..tracing.loss import EXACT, NONE, check_targets, logits_of
@@ -199,10 +200,18 @@ def trace_update(run: str | Path, step: int, announce: Callable[[str], None] = l
 
         tape, traced = record_step(trainer.model, list(trainer.optimizers.values()), update)
     (loss, *_) = trainer.guard.read(trainer.step).losses or [float("nan")]
-    trace = StepTrace(tape, traced, loss)
+    trace = StepTrace(tape, traced, loss, _labels(opened, trainer.model))
     if fault := trace.fault:
         announce(fault)
     return trace
+
+
+def _labels(run: Run, model: Any) -> dict[str, list[str]]:
+    """The labels of the rows of tables: the tokens of the vocabulary, and the classes."""
+    labels = {"K": list(map(str, run.config["run"].get("classes") or []))}
+    if (run.path / "tokenizer.json").is_file() and getattr(model.config, "vocab", None):
+        labels["V"] = vocabulary_labels(run.tokenizer, model.config.vocab)
+    return labels
 
 
 def prepare_replay(opened: Run, announce: Callable[[str], None]) -> tuple[Trainer, list[StepTape]]:

@@ -690,15 +690,15 @@ def _embedding(c: Composer, n: Node, places: list[Place]) -> Expr:
             values = c.planned(g, places, rows := summed_over(ids))
             if not isinstance(values, Leaf):
                 raise Unclear
-            word = _rows_read(c.graph, ids[1], c.name)
+            word = _rows_read(c.graph, ids[1])
             return "sum", rows, ("mul", Leaf(f"onehot({word})", (*values.places[:-1], tuple(places[0][1]))), values)
     return None
 
 
-def _rows_read(graph: Graph, ids: int, name: str) -> str:
+def _rows_read(graph: Graph, ids: int) -> str:
     """What the rows of a table that are read are called: by the symbol of their ids, or pos where they are 0, 1, 2…"""
     rows = graph.value(ids).reshape(-1)
-    for node in {int(one) for one in graph.resolve(ids, np.arange(rows.size))[0]}:
+    for node in {int(one) for one in graph.resolve(ids, np.arange(rows.size), lambda n: n.named)[0]}:
         symbol, whole = graph.nodes[node].symbol, graph.value(node)
         if symbol and whole.size == rows.size and np.array_equal(whole.reshape(-1), rows):
             return symbol

@@ -326,17 +326,17 @@ def _taped(traced: TracedModel, tape: StepTape, training: bool, closed: bool) ->
 
 
 def _name_inputs(tape: StepTape, traced: TracedModel, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Give the tensors of a batch that go into the model as they are the names that they have in its forward pass."""
+    """Call what goes into the model as its forward pass calls it, but for inputs of one of several batches."""
     own = {*traced.declared, *traced.symbols}
     for name, value in (*zip(traced.takes, args, strict=False), *kwargs.items()):
         names, _ = tape.leaf_names.get(id(value), ([], ""))
-        # of several batches none has the name
-        if names and re.fullmatch(r"batch\.\d+", names[-1]):
-            name = f"given.{name}" if name in own else name
-            if id(value) in tape.of:
-                tape.name(value, name)
-            elif name not in names:
-                names.insert(0, name)
+        name = f"given.{name}" if name in own else name
+        if not isinstance(value, Tensor) or (names and not re.fullmatch(r"batch\.\d+", names[-1])):
+            continue
+        if names and id(value) not in tape.of:
+            names[:] = [name]
+        elif name not in names:
+            tape.name(value, name)
 
 
 def describe_gradients(tape: StepTape) -> None:
