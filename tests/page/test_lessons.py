@@ -199,9 +199,9 @@ def test_the_words_of_the_first_minute_go_when_they_are_done_and_never_come_back
     ]
     assert axe(page) == []
     page.evaluate("pencil.session.go({ more: { open: 'why' } })")
-    page.wait_for_function("document.querySelectorAll('.coach li').length === 3")
+    page.wait_for_function("document.querySelectorAll('.coach li:not(.done)').length === 3")
     page.evaluate("pencil.session.setInput({ options: { seed: 3 } })")
-    page.wait_for_function("document.querySelectorAll('.coach li').length === 2")
+    page.wait_for_function("document.querySelectorAll('.coach li:not(.done)').length === 2")
     page.reload()
     page.wait_for_selector(".coach li")
     assert page.locator(".coach li").count() == 2

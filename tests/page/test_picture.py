@@ -259,7 +259,7 @@ def test_running_text_goes_on_by_one_token_or_more(browser):
     server = Server(about, data.continued)
     with opened(browser, server) as page:
         assert page.inner_text(".tokens .prompt") == "one two"
-        assert page.locator(".says").inner_text().startswith("The position of “two” predicts “")
+        assert page.locator("p.says").inner_text().startswith("The position of “two” predicts “")
         page.get_by_role("button", name="+1 token").click()
         until(page, lambda: server.states[-1]["input"].get("options") == {"tokens": 3})
         page.wait_for_selector(".result:not(.stale)")

@@ -28,6 +28,8 @@ async function begin(target: HTMLElement) {
     sentence.textContent = old ? "This browser cannot open the numbers in this page; a newer one can." : problem(error).message;
     return target.replaceChildren(sentence);
   }
+  // the typeface is within: words that were laid out in another would move when it is read
+  await Promise.all([...document.fonts].map((face) => face.load().catch(() => undefined)));
   target.replaceChildren();
   mount(App, { target });
 }
