@@ -150,7 +150,11 @@ def explored():
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "pencil", "explore", "example:scenes", "--no-browser"]
         server = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | {"PENCIL_DATA": folder}
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"PENCIL_DATA": folder},
         )
         try:
             assert server.stdout is not None

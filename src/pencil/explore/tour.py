@@ -26,7 +26,7 @@ from .session import Session
 SLOT = re.compile(r"\{(\w+)\}")
 TELLING = 0.9  # a weight above it leaves nothing to share; the largest below it makes the better example
 ROUNDING = 1e-3  # of the largest operand: what four printed digits may hide
-LIKELY = 0.1  # tokens that were less probable are only told of where all were
+LIKELY = 0.1  # tokens that were less probable are asked about only where all were
 NEAR = 0.02  # of the answer: how far off an answer may be
 NAMED = 4  # keys of a row that a sentence can name
 CALLED = {"cross": "cross-attention", "encoder": "the encoder", "text": "the text encoder"}

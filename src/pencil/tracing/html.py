@@ -58,8 +58,8 @@ def page(
     graph |= {"title": title, "about": [about, COUNTING], "start": start}
     script, style = _asset("app.js"), _asset("app.css")
     # nothing may be loaded, sent or embedded: only this script and this style run; pictures are within
-    allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'; img-src data: blob:; font-src data:"
-    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    own = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'"
+    policy = f"default-src 'none'; {own}; img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
     return f"""<!doctype html>
 <html lang="en">
 <head>
