@@ -240,6 +240,23 @@ def test_the_parts_on_screen_sum_to_the_logit_and_to_a_difference(browser, texts
         assert abs(total - (logit - other["logit"])) < 0.006 * count
 
 
+def test_every_term_of_a_sum_that_is_cut_short_is_shown(browser, texts):
+    one = session(texts)
+    cell = one.answer(asked())["tokens"][0]["cell"]
+    with opened(browser, texts, address("look", cell=cell)) as page:
+        page.click("text=/Show all \\d+/")
+        rows = page.locator("[aria-label='all terms, the largest first'] tbody tr")
+        said = [[cell.replace("−", "-") for cell in row.locator("td").all_inner_texts()] for row in rows.all()]
+        values = [float(row[1]) for row in said]
+        assert [abs(value) for value in values] == sorted((abs(value) for value in values), reverse=True)
+        recorded = one.record(asked())
+        assert len(values) == 24  # as many as the model is wide
+        assert float(said[-1][3]) == pytest.approx(float(recorded[cell].value), rel=1e-3)
+        assert sum(values) == pytest.approx(float(recorded[cell].value), abs=0.001 * len(values))
+        left, right = (float(number) for number in said[0][0].split(" · "))
+        assert left * right == pytest.approx(values[0], rel=2e-3)
+
+
 # ---- change
 
 
