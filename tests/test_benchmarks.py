@@ -38,7 +38,7 @@ SHORT = {
     "steady": "digits 1 1",
 }
 NEED_GPU = {"cost", "decode_flight", "step_profile"}
-WRITES_DOCS = {"lab"}
+WRITES_DOCS = {"lab", "recording"}
 
 
 def test_every_benchmark_is_in_one_of_the_lists():

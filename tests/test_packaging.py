@@ -73,7 +73,9 @@ def test_the_page_has_the_licences_of_the_packages_in_its_script():
     assert "svelte" in [name for name, _, _ in listed]
     for name, version, licence in listed:
         assert (lock[f"node_modules/{name}"]["version"], lock[f"node_modules/{name}"]["license"]) == (version, licence)
-    assert text.count("Permission is hereby granted") == text.count("Copyright ") == len(listed)
+    packages, _, typeface = text.partition("\nSTIX Two (OFL-1.1)")
+    assert packages.count("Permission is hereby granted") == packages.count("Copyright ") == len(listed)
+    assert "SIL OPEN FONT LICENSE" in typeface
 
 
 @pytest.mark.long
