@@ -276,3 +276,25 @@ def test_one_element_fills_the_screen_and_is_saved_as_a_picture(browser, picture
         page.keyboard.press("Escape")
         page.wait_for_selector(".lectern", state="detached")
         assert page.locator(".staged").count() == 0
+
+
+# ---- a class
+
+
+def test_a_class_opens_the_page_without_cryptography_and_is_told_what_it_cannot_do(browser, tmp_path):
+    with unchecked():
+        session = Session.open(write_run("gpt", tmp_path, context=19, depth=1))
+        with serving(session, secret="a-token-for-the-class", shared=True) as classroom:
+            page = browser.new_context().new_page()
+            console: list[str] = []
+            page.on("console", lambda message: console.append(message.text))
+            # as in a browser that came over HTTP from another machine
+            page.add_init_script("Object.defineProperty(crypto, 'subtle', { value: undefined })")
+            page.goto(classroom.address("#view=learn&text=the%20cat&o.tokens=2"))
+            page.get_by_text("takes no training steps").first.wait_for()
+            page.goto(classroom.address("#view=look&text=the%20cat&o.tokens=2"))
+            page.reload()
+            page.wait_for_selector(".tokens button")
+            assert "secret" not in page.url
+            assert console == []
+            page.context.close()
