@@ -125,6 +125,7 @@ def sandbox(tmp_path_factory):
     rows = [{"file_name": f"{i}.png", "text": f"a photo of cat {i % 3}"} for i in range(9)]
     (folder / "album" / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     picture(folder / "cat.png")
+    (folder / "token.txt").write_text("0123456789abcdef\n")
     (folder / "pairs.tsv").write_text("".join(f"say {i}\t{i} times\n" for i in range(40)))
     (folder / "reviews.tsv").write_text(
         "".join(f"{'not bad' if i % 2 else 'so dull'} at all {i}\t{'good' if i % 2 else 'bad'}\n" for i in range(60))
@@ -181,7 +182,7 @@ def mnist(folder: Path, rng: np.random.Generator) -> None:
 @pytest.fixture(autouse=True)
 def not_served(monkeypatch):
     """`pencil explore` opens its models and prints an address, and does not serve until it is interrupted."""
-    monkeypatch.setattr("pencil.explore.server.serve", lambda *given: given[-1]("http://127.0.0.1:8000/"))
+    monkeypatch.setattr("pencil.explore.server.serve", lambda *given, **named: given[-1]("http://127.0.0.1:8000/"))
     monkeypatch.setattr("pencil.cli.explore.end_at_once", lambda: None)  # which would end the tests
     # and `pencil serve` at a free port
     monkeypatch.setattr("pencil.serve.app.Server.run", lambda *given, **named: None)

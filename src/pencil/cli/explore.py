@@ -80,7 +80,7 @@ def explore(
             command,
             secret,
             lambda address: _announce(address, page if browser and not lan else None, lan),
-            lan,
+            lan=lan,
         )
     finally:
         listening.close()
