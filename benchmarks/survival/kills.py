@@ -26,6 +26,7 @@ from pencil.api.run_setup import new_run
 from pencil.api.training_request import TrainingRequest
 from pencil.api.verifying import verify_run
 from pencil.config import build
+from pencil.runs import snapshots
 from pencil.train.loop import checkpoint
 from pencil.train.loop import trainer as loop
 from pencil.train.loop.report import Metrics
@@ -96,13 +97,21 @@ def kill_once(folder: Path, log: Path, rng: random.Random, longest: float) -> No
 
 
 def contents(folder: Path, step: int) -> tuple:
-    """Every tensor of the last checkpoint and of the weights as bytes, what is recorded of them, and the metrics."""
+    """Every tensor of the last checkpoint and of the weights as bytes, what is recorded of them, metrics, snapshots."""
     kept = checkpoint.read(folder, step)
     with safe_open(folder / "model.safetensors", "np") as file:
         weights = {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
         facts = file.metadata()
     lines = [{k: v for k, v in line.items() if k not in ("rate", "time")} for line in Metrics.read(folder)]
-    return {n: t.numpy().tobytes() for n, t in kept.tensors.items()}, kept.state["best"], weights, facts, lines
+    kept_on_the_way = snapshots.listed(folder)  # by size and hash
+    return (
+        {n: t.numpy().tobytes() for n, t in kept.tensors.items()},
+        kept.state["best"],
+        weights,
+        facts,
+        lines,
+        kept_on_the_way,
+    )
 
 
 def survive(name: str, kills: int, folder: Path, seed: int, longest: float) -> tuple[int, bool]:

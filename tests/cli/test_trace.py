@@ -14,6 +14,7 @@ from PIL import Image
 
 from commands import is_png
 from conftest import pencil
+from pencil import trace
 from pencil.tracing.file import write
 from pencil.tracing.trace import read
 from traced import traced, unchecked
@@ -81,6 +82,16 @@ def test_why_of_a_gpt(type_in, run):
     assert "T '1'" in out
     assert "S 'e'" in out
     assert "✓" in out
+
+
+def test_values_become_their_mean_or_those_of_another_input(type_in, run, tmp_path):
+    """With all of the last stream from another text the logits are that text's; a mean is of the positions so far."""
+    type_in("trace", run, "--input", "line 12", "--edit", "blocks.1.post=patch", "--patch-from", "the end", "--edit",
+            "blocks.0.attn.z[:,1]=mean", "--out", "a.safetensors")  # fmt: skip
+    a, plain, other = read("a.safetensors"), trace(run, "line 12"), trace(run, "the end")
+    np.testing.assert_allclose(a.array("logits"), other.array("logits"), atol=1e-4)
+    z = plain.array("blocks.0.attn.z")[0, 1]
+    np.testing.assert_allclose(a.array("blocks.0.attn.z")[0, 1, 4], z[:5].mean(0), atol=1e-5)
 
 
 def test_why_of_a_vit(type_in, vit_run, digit):
@@ -318,6 +329,8 @@ def test_runs_need_their_input(fails, run, vit_run, captioner_run, scene, tmp_pa
     assert "--input is missing: give the text the model reads" in fails("why", run, "logits[0,0,0]")
     assert "--input is missing: give the image file the model reads" in fails("why", vit_run, "logits[0,0]")
     assert "--input is missing: give the image file the model reads" in fails("trace", captioner_run)
+    assert "give one too, --edit 'blocks.0.post=patch'" in fails("trace", run, "--input", "a", "--patch-from", "b")
+    assert "name one, with --patch-from" in fails("trace", run, "--input", "a", "--edit", "blocks.0.post=patch")
     assert "--input is empty" in fails("why", run, "logits[0,0,0]", "--input", "")
     assert "'ß' is not among the" in fails("why", run, "logits[0,0,0]", "--input", "aß")
     assert "the input has 40 tokens and the context is 31; shorten it" in fails("show", run, "--input", "e" * 40)

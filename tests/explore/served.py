@@ -105,7 +105,7 @@ class Pretended:
             raise Refused("this trace is no longer kept; open it again", GONE)
         return {"cell": cell, "digits": digits, "thread": threading.current_thread().name}
 
-    def attention(self, key, scores=False):
+    def attention(self, key, scores=False, listener=None):
         return {"groups": [], "scores": scores}
 
     def light(self, key, layer, head, how):

@@ -7,7 +7,7 @@ import pytest
 from served import HANG_SECONDS, KEY, Pretended, serving, state
 
 from pencil.explore import server as module
-from pencil.explore.request_queue import MOST_WAITING, Cancelled, Job, Jobs, Lane
+from pencil.explore.request_queue import BACKGROUND, LONG, MOST_WAITING, QUICK, Cancelled, Job, Jobs, Lane
 from pencil.explore.requests import Refused
 
 
@@ -166,12 +166,44 @@ def test_quick_jobs_run_between_the_steps_of_a_long_one_and_never_beside_it(jobs
     assert begun.wait(HANG_SECONDS)
     ends = [Told(), Told()]
     for name, end in zip(("receipt", "slice"), ends, strict=True):
-        jobs.add(Job("a", lambda job, name=name: quick(job, name), end, quick=True))
+        jobs.add(Job("a", lambda job, name=name: quick(job, name), end, lane=QUICK))
     assert order == ["step 0"]
     stepped.set()
     assert told.last == ("done", None)
     assert [end.last[0] for end in ends] == ["done", "done"]
     assert order == ["step 0", "receipt", "slice", "step 1", "step 2"]
+
+
+def test_an_answer_and_its_quick_requests_go_before_what_nobody_waits_for(jobs):
+    """One computes at any time, and a job of a later lane never begins between the steps of an earlier one."""
+    order, now, begun, go = [], [], threading.Event(), threading.Event()
+
+    def work(name, steps, more=None):
+        def run(job):
+            for step in range(steps):
+                now.append(name)
+                assert now == [name]
+                order.append(f"{name} {step}")
+                begun.set()
+                assert go.wait(HANG_SECONDS)
+                if more is not None and step == 0:
+                    more()
+                now.remove(name)
+                job.stopped()
+
+        return run
+
+    ends = {name: Told() for name in ("heads", "answer", "receipt")}
+
+    def add(name, steps, lane, more=None):
+        jobs.add(Job("a", work(name, steps, more), ends[name], lane))
+
+    add("heads", 3, BACKGROUND)
+    assert begun.wait(HANG_SECONDS)
+    add("answer", 2, LONG, more=lambda: add("receipt", 1, QUICK))
+    go.set()
+    assert [end.last for end in ends.values()] == [("done", None)] * 3
+    assert order == ["heads 0", "answer 0", "receipt 0", "answer 1", "heads 1", "heads 2"]
 
 
 def test_a_job_that_fails_leaves_the_next_one_alone(jobs):
@@ -284,7 +316,7 @@ def test_a_receipt_does_not_wait_for_a_generation():
                 target=lambda: replies.append(served.get(f"/api/trace/{KEY}/receipt?cell=x").data), daemon=True
             )
             other.start()
-            lane = served.explorer.jobs._lanes[True]
+            lane = served.explorer.jobs._lanes[QUICK]
             assert any(lane.jobs or threading.Event().wait(0.01) for _ in range(2000))  # it waits for the next step
             session.steps.release()
             other.join(HANG_SECONDS)

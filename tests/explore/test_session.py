@@ -1,8 +1,11 @@
 """What the page shows, as data: of every family, of the right shape, and the same numbers as computed apart."""
 
 import base64
+import hashlib
 import io
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,11 +26,14 @@ from json_shapes import (
 from PIL import Image
 from small_runs import FIRST, RUNS, write_run
 
+import pencil
 from conftest import call
 from pencil import predict
 from pencil.api.loading import load
+from pencil.api.verifying import verify_run
 from pencil.config import UserError
 from pencil.data.images.decoding import FITTED
+from pencil.explore.ablations import ablations
 from pencil.explore.answers import Listener, Stopped
 from pencil.explore.attention_views import attention as attention_of
 from pencil.explore.attention_views import light, shrunk
@@ -36,6 +42,7 @@ from pencil.explore.cells import receipt as receipt_of
 from pencil.explore.outline import outline as outline_of
 from pencil.explore.session import Session
 from pencil.explore.uploads import plain_png
+from pencil.learn.heads.kept import score_heads
 
 EVERY = [name if name in FIRST else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
 
@@ -327,6 +334,56 @@ def test_a_word_is_lit_by_the_step_that_produced_it(sessions):
         assert every[layer][head, i].sum() == max(a[h, i].sum() for a in every for h in range(len(a)))
 
 
+def test_heads_are_measured_once_and_kept_beside_the_run(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
+    run = Path(shutil.copytree(run, tmp_path / "run"))
+    of_run = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    state = {"input": {"text": "the", "options": {"tokens": 1}}, "edits": []}
+
+    def measured(ask, folder=run):
+        session = Session.open(folder)
+        session.record(state)
+        told = []
+        found = attention_of(session, session.state(state).key, ask, Listener(lambda kind, data: told.append(data)))
+        return [head for group in found["groups"] for layer in group["layers"] for head in layer["heads"]], told
+
+    assert all(head["score"] is None for head in measured(False)[0])
+    first, told = measured(True)
+    loaded = load(run)
+    report = score_heads(loaded)
+    done = [data["done"] for data in told if data["text"] == "measuring what heads do"]
+    assert done[: report.texts] == [*range(report.texts)]
+    for head, own in zip(first, report.heads, strict=True):
+        best = max(
+            (one for name, one in own.scores.items() if name != "broad"), key=lambda one: one.mean - one.baseline
+        )
+        assert (head["score"], head["baseline"], head["names"]) == (best.mean, best.baseline, list(own.names))
+    assert {path.name for path in run.iterdir() if path.is_file()} == {*of_run, "heads.json"}
+    assert not [fault for _, fault in verify_run(run) if fault is not None]
+    with monkeypatch.context() as patched:  # from here on nothing is measured
+        patched.setattr("pencil.learn.heads.kept.measure", None)
+        assert measured(False) == (first, [])
+        (run / "heads.json").write_text((run / "heads.json").read_text()[:-9])  # a damaged file is none
+        assert all(head["score"] is None for head in measured(False)[0])
+    # a folder that cannot be written: the cache has them
+    (run / "heads.json").unlink()
+    (run / "heads.json").mkdir()
+    measured(True)
+    (kept,) = (tmp_path / "cache" / "heads").iterdir()
+    assert (
+        json.loads(kept.read_text())["weights"] == hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr("pencil.learn.heads.kept.measure", None)
+        assert measured(False)[0] == first
+        (run / "heads.json").rmdir()
+        shutil.copy(kept, run / "heads.json")
+        with torch.no_grad():
+            next(loaded.model.parameters()).add_(1)
+        loaded.run.write_weights(loaded.model, {"step": 7})
+        assert all(head["score"] is None for head in measured(False)[0])
+
+
 def test_rollout_is_the_product_of_the_layers(sessions):
     session = sessions("captioner")
     state = first(session, tokens=6)
@@ -480,6 +537,9 @@ def test_two_inputs_two_checkpoints_and_two_models_compared(sessions, runs, tmp_
         long("seq2seq", "blocks.0.cross.z[:,1]=0"), long("seq2seq", "encoder.blocks.1.post[0,2]=1"),
         long("vit", "blocks.0.attn.z[:,2]=0"), ("vit", "picture[0,0,2,3]=1"), ("vit", "head.bias[3]=9"),
         ("reader", "encoder.blocks.0.attn.z[:,2]=0"), long("reader-label", "encoder.blocks.0.attn.z[:,2]=0"),
+        ("gpt", "blocks.1.attn.z[:,2]=mean"), ("gpt", "blocks.0.mlp.out=noise:0.5:7"), ("gpt", "blocks.1.post[0,2:]=patch"),
+        ("captioner", "blocks.1.attn.z[:,1]=mean"), long("seq2seq", "encoder.blocks.0.attn.z[:,1]=mean"),
+        long("seq2seq", "encoder.blocks.1.post=patch"), long("reader", "encoder.blocks.0.mlp.out=noise:0.5"),
     ],
 )  # fmt: skip
 def test_an_edited_answer_is_that_of_the_edited_trace(sessions, name, edit):
@@ -487,6 +547,8 @@ def test_an_edited_answer_is_that_of_the_edited_trace(sessions, name, edit):
     session = sessions(name)
     state = first(session, **({"tokens": 6} if session.profile.writes else {}))
     changed = {**state, "edits": [edit]}
+    if edit.endswith("patch"):  # from the second example, as it stands
+        changed["other"] = {**session.profile.examples(session.loaded)[1][1], "options": state["input"]["options"]}
     before = {p: t.clone() for p, t in session.loaded.model.state_dict().items()}
     found = session.answer(changed)
     assert all(torch.equal(t, before[p]) for p, t in session.loaded.model.state_dict().items())
@@ -499,6 +561,82 @@ def test_an_edited_answer_is_that_of_the_edited_trace(sessions, name, edit):
         assert float(trace[bar["cell"]]) == pytest.approx(bar["logit"], abs=3e-5)
 
 
+def test_a_mean_is_over_the_positions_seen_and_a_patch_is_what_the_other_input_has(sessions):
+    session = sessions("gpt")
+    options = {"tokens": 1}
+    state = {"input": {"text": "the cat sat", "options": options}, "edits": []}
+    plain = session.record(state)
+    z = plain.array("blocks.1.attn.z")
+    mean = session.record({**state, "edits": ["blocks.1.attn.z[:,2]=mean"]}).array("blocks.1.attn.z")
+    for t in range(z.shape[2]):
+        np.testing.assert_allclose(mean[0, 2, t], z[0, 2, : t + 1].mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(np.delete(mean, 2, 1), np.delete(z, 2, 1))
+    noisy = [
+        session.record({**state, "edits": [f"blocks.0.mlp.out=noise:0.5:{seed}"]}).array("blocks.0.mlp.out")
+        for seed in (7, 7, 8)
+    ]
+    np.testing.assert_array_equal(*noisy[:2])
+    for drawn in (noisy[0], noisy[2]):
+        assert np.std(drawn - plain.array("blocks.0.mlp.out")) == pytest.approx(0.5, rel=0.15)
+    assert np.corrcoef(noisy[0].ravel(), noisy[2].ravel())[0, 1] < 0.99
+    # all of the stream after a block from a shorter input: what follows is computed from it where it has positions
+    other = {"text": "the dog", "options": options}
+    patched = session.record({**state, "edits": ["blocks.2.post=patch"], "other": other})
+    source = session.record({"input": other})
+    length = source.array("blocks.2.post").shape[1]
+    assert length < z.shape[2]
+    np.testing.assert_allclose(patched.array("logits")[:, :length], source.array("logits"), atol=1e-4)
+    np.testing.assert_allclose(patched.array("logits")[:, length:], plain.array("logits")[:, length:], atol=1e-4)
+    same = pencil.trace(str(session.folder), "the cat sat").edit("blocks.1.attn.z[:,2]", "mean")
+    np.testing.assert_allclose(same.array("blocks.1.attn.z"), mean, atol=1e-6)
+    assert same.edits == ("blocks.1.attn.z[:,2]=mean",)
+
+
+def test_every_head_switched_off_in_turn(sessions, monkeypatch):
+    """Each as the same model computes it when the head's part of the projection's input is set to 0 by a hook."""
+    session = sessions("gpt")
+    state = first(session, tokens=3)
+    answer = session.answer(state)
+    token, heads = answer["tokens"][1], session.about()["heads"]
+    told = []
+    found = ablations(session, state, token["cell"], listener=Listener(lambda kind, data: told.append(data)))
+    trace, (row, column) = session.record(state), session.record(state).locate(token["cell"])[1][1:]
+    (tokens,), model = trace.traced_model.inputs, session.loaded.model
+
+    def run(layer=None, head=None):
+        def off(module, given):
+            rows = given[0].clone().unflatten(-1, (heads, -1))
+            rows[..., head, :] = 0
+            return (rows.flatten(-2), *given[1:])
+
+        hook = None if layer is None else model.blocks[layer].attn.out.register_forward_pre_hook(off)
+        with torch.no_grad():
+            z = model(tokens)[0, row].double().numpy()
+        if hook is not None:
+            hook.remove()
+        return z[column], softmax(z)[column]
+
+    np.testing.assert_allclose((found["value"], found["probability"]), run(), atol=2e-5)
+    assert [(one["layer"], one["head"]) for one in found["heads"]] == [(i, h) for i in range(3) for h in range(heads)]
+    for one in found["heads"]:
+        value, share = run(one["layer"], one["head"])
+        np.testing.assert_allclose((one["value"], one["probability"]), (value, share), atol=2e-5)
+        assert one["change"] == pytest.approx(one["value"] - found["value"])
+    # the edit that the page then makes gives the same number on the same tokens
+    last = found["heads"][-1]
+    assert float(trace.edit(last["edit"].removesuffix("=0"), 0)[token["cell"]]) == pytest.approx(
+        last["value"], abs=3e-5
+    )
+    done = [data["done"] for data in told if "one head off" in data.get("text", "")]
+    assert done == [*range(len(found["heads"]))]
+    stopped = iter([False, False, True])
+    with pytest.raises(Stopped):
+        ablations(session, state, token["cell"], listener=Listener(stopped=lambda: next(stopped)))
+    for cell, to, words in (("logits[0,1]", "0", "not one number"), (token["cell"], "7", "0 or to its mean")):
+        with pytest.raises(UserError, match=words):
+            ablations(session, state, cell, to)
+
+
 def test_edits_that_cannot_be_made_are_refused(sessions):
     session = sessions("gpt")
     state = first(session, tokens=3)
@@ -509,6 +647,10 @@ def test_edits_that_cannot_be_made_are_refused(sessions):
         ("blocks.0.attn.z[0,0,zebra]=0", "zebra"),
         ("tokens[0,1]=4000", r"id of a token: give a whole number from 0 to \d+, not 4000"),
         ("tokens[0,1]=1.5", "a whole number from 0"),
+        ("blocks.0.mlp.up.weight=mean", "no axis of positions"),
+        ("blocks.0.post=noise:-1", "is no noise"),
+        ("blocks.0.post=patch", "a second input: name one"),
+        ("tokens=mean", "which are no quantities"),
         ("blocks.0.attn.z[0,0,0,0]=1e39", r"as float32 it is at most 3\.4e\+38; give a smaller number, or inf"),
     ):
         with pytest.raises(UserError, match=words):

@@ -8,7 +8,8 @@ from ..data.cache import cache_fault
 from ..data.text import text_data as text
 from ..families.family import Family, family
 from ..files import fingerprint
-from ..runs.files import CONTENTS, DATA_COPY, DATA_RECORD, FOLDERS, UNLISTED, Fault
+from ..runs import snapshots
+from ..runs.files import CONTENTS, DATA_COPY, DATA_RECORD, FOLDERS, SNAPSHOTS, UNLISTED, Fault
 from ..runs.run import Run
 from ..train.loop import checkpoint
 from ..train.loop.report import read_metrics
@@ -42,15 +43,17 @@ def verify_run(path: Path) -> Iterator[Verdict]:
         if fault.path not in named:
             yield fault.path, fault
         yield from _checkpoints(path, None, None)
+        yield from _snapshots(path)
         return
     yield from _checkpoints(path, run, None if own else family(run.family))
+    yield from _snapshots(path)
     if not any(one.name in ("config.toml", "tokenizer.json") for one in named):
         yield from _caches(run)
 
 
 def not_verified(path: Path) -> tuple[list[str], list[str]]:
     """The names in a run's folder of what was written there and is not hashed, and of what no command wrote there."""
-    listed = [*CONTENTS, "manifest.json", "checkpoints", *_listed_data(Run(path))]
+    listed = [*CONTENTS, "manifest.json", "checkpoints", SNAPSHOTS, *_listed_data(Run(path))]
     rest = sorted(one for one in path.iterdir() if one.name not in listed and not one.name.startswith("."))
     written = [one for one in rest if one.name in (*UNLISTED, *FOLDERS, DATA_RECORD) or one.name.startswith("eval-")]
     names = {one: f"{one.name}/" if one.is_dir() else one.name for one in rest}
@@ -87,6 +90,13 @@ def _checkpoints(path: Path, run: Run | None, record: Family | None) -> Iterator
             yield fault.path, fault
         if not faults and one.folder not in [fault.path for fault in listed]:
             yield one.folder, None
+
+
+def _snapshots(path: Path) -> Iterator[Verdict]:
+    try:
+        yield from snapshots.check(path)
+    except UserError:  # a manifest that cannot be read is named already
+        return
 
 
 def _foreign(one: checkpoint.CheckpointFolder, run: Run, record: Family | None) -> Iterator[Fault]:

@@ -3,7 +3,7 @@
 # the options of a command are those of its family, which is known when the command is made
 # pyright: reportInvalidTypeForm=false
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,8 +27,17 @@ Edits = Annotated[
         group="Input",
         negative=(),
         allow_leading_hyphen=True,
-        help="Set values during the forward pass: 'blocks.0.attn.pattern[:,2]=0', 'blocks.0.post[0,cat]=0'; may be "
+        help="Set values during the forward pass: 'blocks.0.attn.pattern[:,2]=0', 'blocks.0.post[0,cat]=0'; after = "
+        "also mean (over the positions that each may attend to), noise:DEVIATION:SEED (added) or patch; may be "
         "repeated.",
+    ),
+]
+PatchFrom = Annotated[
+    str | None,
+    Parameter(
+        group="Input",
+        allow_leading_hyphen=True,
+        help="Another text or image, whose values an --edit with =patch takes.",
     ),
 ]
 Digits = Annotated[int, Parameter(group="Output", help="Number of significant digits.")]
@@ -188,6 +197,7 @@ def why_command(record: "Family | None") -> Callable[..., int]:
         options: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
         step: Annotated[StepOptions, Parameter(name="*", show=record is not None)] = StepOptions(),  # noqa: B008
         edit: Edits = None,
+        patch_from: PatchFrom = None,
         contributions: Contributions = False,
         against: Against = None,
         digits: Digits = 4,
@@ -199,7 +209,7 @@ def why_command(record: "Family | None") -> Callable[..., int]:
             raise UserError("--against is what --contributions compares with: give --contributions too")
         if cell.startswith(STEP_NAMES) and step.update_at is None:
             step = StepOptions(update=True)
-        opened = open_trace(what, record, options, edit, step=step)
+        opened = open_trace(what, record, options, edit, step=step, patch_from=patch_from)
         if contributions:
             contribution_table(opened.contributions(cell, against), result_console(), significant_digits(digits))
             return 0
@@ -222,6 +232,7 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
         options: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
         step: Annotated[StepOptions, Parameter(name="*", show=record is not None)] = StepOptions(),  # noqa: B008
         edit: Edits = None,
+        patch_from: PatchFrom = None,
         html: Html = None,
         xlsx: Xlsx = None,
         png: Png = None,
@@ -230,7 +241,7 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
         out: Out = None,
     ) -> int:
         check_files(html, xlsx, png, out, of, query)
-        opened = open_trace(what, record, options, edit, step=step)
+        opened = open_trace(what, record, options, edit, step=step, patch_from=patch_from)
         if not (html or xlsx or png or out):
             from ..tracing.show import names
 
@@ -249,7 +260,7 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
         if html:
             _write_page(part, html, what, options)
         if xlsx:
-            exact = open_trace(what, record, options, edit, double=True, step=step)
+            exact = open_trace(what, record, options, edit, True, step, patch_from)
             with progress_bar(str(xlsx)) as progress:
                 write_sheet(exact, xlsx, of or (), progress)
             note(str(xlsx))
@@ -336,10 +347,18 @@ def open_trace(
     edits: list[str] | None,
     double: bool = False,
     step: StepOptions = StepOptions(),  # noqa: B008
+    patch_from: str | None = None,
 ) -> Any:
     """The trace that a word names: of a worked example, from a file, of a run with its input or a training step."""
     from ..tracing.live_trace import edited
 
+    if patch_from is not None and not any(one.endswith("=patch") for one in edits or ()):
+        raise UserError(
+            "--patch-from is what an edit takes its values from: give one too, --edit 'blocks.0.post=patch'"
+        )
+    if patch_from is not None and record is None:
+        raise UserError(f"{what} has its own input, and there is no other to patch from: leave --patch-from out")
+    other = None
     if step.asked and record is not None:
         refuse(
             (
@@ -364,6 +383,8 @@ def open_trace(
         options.check()
         loaded = load(what, dtype="auto")
         opened = record.trace(loaded, options, double)
+        if patch_from is not None:
+            other = record.trace(loaded, _with_input(options, patch_from, record.name), double)
         opened = opened if double else shareable(opened, loaded, options)
         opened.elsewhere = "; --update adds the names of a training step"
     else:
@@ -372,7 +393,14 @@ def open_trace(
         if edits:
             raise UserError(f"{what} is a recorded trace: leave --edit out, or name its run")
         return read(what, note)
-    return edited(opened, edits or ())
+    return edited(opened, edits or (), other)
+
+
+def _with_input(options: Any, given: str, family: str) -> Any:
+    """The same options with another text or image."""
+    if not hasattr(options, "given"):
+        raise UserError(f"--patch-from is another text or image, and a {family} is given neither: leave it out")
+    return replace(options, given=given)
 
 
 def _open_step(what: str, record: "Family", options: Any, step: StepOptions, double: bool) -> Any:

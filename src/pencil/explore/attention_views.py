@@ -2,17 +2,22 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..config import UserError, nearest
 from ..core.token_groups import Grouping
-from ..runs.run import Loaded
+from ..progress import watched
 from ..tracing.live_trace import LiveTrace
+from .answers import NOBODY, Listener
 from .json_values import packed
 from .outline import tensors
+from .requests import State
 from .session import Session
+
+if TYPE_CHECKING:  # measuring needs the run's data
+    from ..learn.heads.scores import Report
 
 MOST_THUMBNAIL_CELLS = 48  # along a side
 HOWS = ("head", "mean", "rollout")
@@ -32,7 +37,7 @@ class Patterns:
         names = [n.name for n in tensors(trace) if n.named and n.name.endswith(".pattern") and len(n.shape) == 4]
         groups: dict[str, list[str]] = {}
         for name in names:
-            groups.setdefault(_group(name), []).append(name)
+            groups.setdefault(group_of(name), []).append(name)
         if "" in groups and "cross" in groups:
             groups = {"decoder" if group == "" else group: names for group, names in groups.items()}
         self.groups = groups
@@ -44,7 +49,7 @@ class Patterns:
     def of(self, name: str, row: int = 0) -> Array:
         """Those of a row of the batch."""
         values = np.asarray(self.trace.array(name), dtype=np.float64)
-        parts = self.within[layer_of(name) % len(self.within)] if _group(name) == "" else None
+        parts = self.within[layer_of(name) % len(self.within)] if group_of(name) == "" else None
         if parts is None:
             return values[row]
         whole = np.zeros((values.shape[1], len(parts.order), len(parts.order)))
@@ -59,7 +64,7 @@ class Patterns:
         return self.trace.words(letters[0], queries, name), self.trace.words(letters[1], keys, name)
 
 
-def _group(name: str) -> str:
+def group_of(name: str) -> str:
     parts = name.split(".")
     if "cross" in parts:
         return "cross"
@@ -71,13 +76,13 @@ def layer_of(name: str) -> int:
     return next((int(part) for part in name.split(".") if part.isdigit()), 0)
 
 
-def attention(session: Session, key: str, scores: bool = False) -> dict[str, Any]:
-    """Every layer and head; with `scores` also what each head measurably attends to, which takes a while."""
-    patterns, by_head = _patterns(session, key), HeadScores()
-    state = session.states[key]
-    if scores or state.trained_weights in session.head_scores:
-        loaded = session.trained(state).loaded
-        by_head = session.head_scores.get_or_make(state.trained_weights, lambda: head_scores(loaded))
+def attention(session: Session, key: str, scores: bool = False, listener: Listener = NOBODY) -> dict[str, Any]:
+    """Every layer and head; with `scores` also what each head measurably attends to, which takes a while once.
+
+    Scores that were measured before are always there.
+    """
+    patterns, state = _patterns(session, key), session.states[key]
+    by_head = _scores(session, state, scores, listener)
     groups = []
     for group, names in patterns.groups.items():
         layers = []
@@ -120,15 +125,30 @@ def light(
     return session.lights.get_or_make(key, make).light(how, layer, head)
 
 
-def head_scores(loaded: Loaded) -> HeadScores:
+def _scores(session: Session, state: State, measured: bool, listener: Listener) -> HeadScores:
+    """The scores of the weights of a state: measured now if asked for, else those that were measured before."""
+    from ..learn.heads.kept import kept_report, measure_and_keep, score_heads  # measuring needs the run's data
+
+    name, own = state.trained_weights, session.own_weights and not state.lessons
+    if name not in session.head_scores:
+        report = kept_report(session.loaded) if own else None
+        if report is None and not measured:
+            return {}
+        if report is None:
+            loaded = session.trained(state, listener).loaded
+            with watched(lambda done, total: listener.step(done, total, "measuring what heads do")):
+                report = (measure_and_keep if own else score_heads)(loaded)
+        session.head_scores.put(name, _by_head(report))
+    return session.head_scores[name]
+
+
+def _by_head(report: "Report") -> HeadScores:
     """For each head: its names, and the score that is furthest above its baseline.
 
     `scored` is what that score measures, in the words of `pencil heads`.
     """
-    from ..learn.heads.inputs import head_inputs, head_profile, separators  # measuring needs the run's data
-    from ..learn.heads.scores import NAMES, measure
+    from ..learn.heads.scores import NAMES
 
-    report = measure(loaded.model, head_profile(loaded), head_inputs(loaded), separators(loaded))
     scores = {}
     for head in report.heads:
         shares = {name: score for name, score in head.scores.items() if name != "broad"}

@@ -11,13 +11,13 @@ from ..config import UserError
 from ..tracing.address import address
 from ..tracing.contributions import Contributions, Part
 from ..tracing.lens import LENS
-from ..tracing.live_trace import LiveTrace, edited
+from ..tracing.live_trace import LiveTrace
 from ..tracing.receipt import Term
 from ..tracing.receipt import label as label_of
 from ..tracing.show import differences, only_in
 from ..tracing.trace import Trace
 from .answers import one_thread
-from .edits import locate_edit
+from .edits import with_edits
 from .json_values import number, packed
 from .requests import State
 from .session import Session
@@ -223,7 +223,7 @@ def compare_edit(session: Session, raw: State | Mapping[str, Any], edit: str) ->
         changed = session.record(more)
     else:
         # on the tokens of the answer before, so that only the edit makes a difference
-        changed = edited(trace, [str(locate_edit(session.record(state.with_edits(())), edit))])
+        changed = with_edits(trace, session.located_edits(more)[-1:])
     difference = compare(trace, changed)
     if not same:
         difference["notes"].append("The answers differ in their tokens; the tensors are compared on those before.")

@@ -1,7 +1,7 @@
 """Edits, and a model that runs with them unrecorded: the same numbers as an edited trace, but faster."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,27 +14,43 @@ from ..core.probe import Probe, declared, symbols
 from ..core.span import Span
 from ..tracing.address import address
 from ..tracing.live_trace import LiveTrace, cannot_run, cannot_set, parse_edit
+from ..tracing.replacements import Patch, Replacement, resolved
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Cells of a named value, and the number they are set to."""
+    """Cells of a named value, and the number they are set to, or what else they become."""
 
     name: str
     index: tuple[int | slice, ...]
-    value: float
+    value: float | Replacement
 
-    def __str__(self) -> str:
-        """The edit as it is written, in indices."""
-        return f"{address(self.name, self.index)}={self.value!r}"
+    @property
+    def where(self) -> str:
+        """The cells, in indices."""
+        return address(self.name, self.index)
+
+    def of(self, old: Tensor) -> Any:
+        """What the cells become."""
+        return self.value.of(old)[self.index] if isinstance(self.value, Replacement) else self.value
 
 
-def locate_edit(trace: LiveTrace, text: str) -> Edit:
-    """An edit with indices for its labels, which the trace without edits has."""
+def locate_edit(trace: LiveTrace, text: str, other: Callable[[], LiveTrace | None] = lambda: None) -> Edit:
+    """An edit with indices for its labels, which the trace without edits has; `other` is the run it is patched from."""
     where, value = parse_edit(text)
     name, index = trace.locate(where)
-    _check_token(trace, name, where, value)
+    if isinstance(value, Replacement):
+        value = resolved(trace, name, value, other() if isinstance(value, Patch) else None)
+    else:
+        _check_token(trace, name, where, value)
     return Edit(name, tuple(index), value)
+
+
+def with_edits(trace: LiveTrace, edits: Iterable[Edit]) -> LiveTrace:
+    """The same run with these edits, recorded."""
+    for edit in edits:
+        trace = trace.edit(edit.where, edit.value)
+    return trace
 
 
 def _check_token(trace: LiveTrace, name: str, where: str, value: float) -> None:
@@ -46,14 +62,15 @@ def _check_token(trace: LiveTrace, name: str, where: str, value: float) -> None:
 
 
 class EditedModel:
-    """A model whose named values, weights and inputs are changed whenever it runs.
+    """A model whose named values, weights and inputs are changed whenever it runs; `seen` has the values of `read`.
 
     An index beyond the tokens that there are so far changes nothing yet: a text grows, and its earlier tokens never
     see the later ones.
     """
 
-    def __init__(self, model: Any, edits: Sequence[Edit]):
-        self.model, self.edits = model, edits
+    def __init__(self, model: Any, edits: Sequence[Edit], read: Sequence[str] = ()):
+        self.model, self.edits, self.read = model, edits, read
+        self.seen: dict[str, Tensor] = {}
         self.applied: set[int] = set()
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.weights = dict(model.named_parameters(remove_duplicate=False)) | dict(
@@ -82,9 +99,9 @@ class EditedModel:
 
     def _run(self, call: Callable[..., Tensor], **inputs: Any) -> Tensor:
         names = dict.fromkeys(
-            edit.name
-            for edit in self.edits
-            if edit.name not in self.weights and edit.name not in self.inputs and edit.name != "output"
+            name
+            for name in (*(edit.name for edit in self.edits), *self.read)
+            if name not in self.weights and name not in self.inputs and name != "output"
         )
         probe = Probe(edit={name: lambda old, name=name: self._changed(name, old) for name in names})
         try:
@@ -111,17 +128,18 @@ class EditedModel:
 
     def _changed(self, name: str, old: Tensor) -> Tensor:
         edits = [(i, edit) for i, edit in enumerate(self.edits) if edit.name == name]
-        if not edits:
-            return old
-        self.shapes[name], new = tuple(old.shape), old.detach().clone()
+        new = old.detach().clone() if edits else old
         for i, edit in edits:
+            self.shapes[name] = tuple(old.shape)
             try:
-                new[edit.index] = edit.value
+                new[edit.index] = edit.of(new)
             except IndexError:
                 continue
             except (RuntimeError, TypeError, ValueError, OverflowError) as error:
                 raise cannot_set(name, edit.value, new, error) from None
             self.applied.add(i)
+        if name in self.read:
+            self.seen[name] = new
         return new
 
     def check(self) -> None:

@@ -4,9 +4,10 @@ Jobs run in threads of the server's own process. Models and traces stay in memor
 sent anything; a process would have to be given every trace, and killing it would lose them all. What a thread cannot do
 is to be stopped within one forward pass: a job is asked to stop between tokens, sampling steps and blocks.
 
-There are two lanes. Long jobs (answers, recordings) wait in one, quick ones (a receipt, a slice) in the other, and each
-lane has a thread, so that what torch keeps for each thread (inference mode, dispatch modes) is not mixed. Only one of
-the two runs at any time: a long job hands over to waiting quick ones whenever it asks whether it is to stop.
+There are three lanes: quick jobs (a receipt, a slice), long ones (answers, recordings), and those that nobody waits for
+(what every head does). Each lane has a thread, so that what torch keeps for each thread (inference mode, dispatch
+modes) is not mixed. Only one of them runs at any time: a job hands over to those that wait in the lanes before its own
+whenever it asks whether it is to stop.
 """
 
 import threading
@@ -19,6 +20,7 @@ from .requests import Refused
 
 MOST_WAITING = 32  # jobs of one client
 ENDS = ("done", "failed")  # the last event of every job is one of these
+QUICK, LONG, BACKGROUND = range(3)  # the lanes; an earlier one goes first
 Listener = Callable[[str, Any], None]
 Work = Callable[["Job"], Any]
 
@@ -30,8 +32,8 @@ class Cancelled(Exception):
 class Job:
     """Work for one client; `listener(event, data)` is called from the thread that does it."""
 
-    def __init__(self, client: str, work: Work, listener: Listener, quick: bool = False, live: str = ""):
-        self.client, self.work, self.quick, self.live = client, work, quick, live
+    def __init__(self, client: str, work: Work, listener: Listener, lane: int = LONG, live: str = ""):
+        self.client, self.work, self.lane, self.live = client, work, lane, live
         self._listener = listener
         self._stop, self._ended = threading.Event(), threading.Event()
         self.hand_over: Callable[[], None] = lambda: None  # lets others run between two steps
@@ -45,7 +47,7 @@ class Job:
         self._listener(event, data)
 
     def stopped(self) -> bool:
-        """Whether to stop. A long job calls this between steps: quick jobs that wait run meanwhile."""
+        """Whether to stop. A job calls this between steps: those that wait in earlier lanes run meanwhile."""
         if not self._stop.is_set():
             self.hand_over()
         return self._stop.is_set()
@@ -97,21 +99,21 @@ class Jobs:
 
     def __init__(self):
         self._turn = threading.Condition()
-        self._lanes = {quick: Lane() for quick in (False, True)}
+        self._lanes = [Lane() for _ in (QUICK, LONG, BACKGROUND)]
         self._now: Job | None = None  # the job that computes
-        self._long: Job | None = None  # the long job that was begun: it computes, or has handed over
-        self._quick_done = 0
+        self._begun: list[Job | None] = [None for _ in self._lanes]  # each computes, or has handed over
+        self._done = [0 for _ in self._lanes]
         self.stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=self._serve, args=(quick,), daemon=True, name=f"pencil-{name}")
-            for quick, name in ((False, "model"), (True, "quick"))
+            threading.Thread(target=self._serve, args=(lane,), daemon=True, name=f"pencil-{name}")
+            for lane, name in enumerate(("quick", "model", "background"))
         ]
         for thread in self._threads:
             thread.start()
 
     def add(self, job: Job) -> None:
         """Put a job in the queue; a live one replaces those of its name that wait."""
-        lane = self._lanes[job.quick]
+        lane = self._lanes[job.lane]
         with self._turn:
             if self.stopping.is_set():
                 raise Refused("the server is stopping", 503)
@@ -119,30 +121,29 @@ class Jobs:
             superseded = [waiting for waiting in lane.jobs if name and (waiting.client, waiting.live) == name]
             for waiting in superseded:
                 lane.remove(waiting)
-            if not job.quick:
-                job.hand_over = lambda: self._hand_over(job)
+            job.hand_over = lambda: self._hand_over(job)
             lane.add(job)
             self._turn.notify_all()
         for waiting in superseded:
             waiting.stop()
             waiting.tell("failed", Refused("a newer request replaces this one", 409))
-        self._tell_places(lane)
+        self._tell_places(job.lane)
 
     def cancel(self, job: Job) -> None:
         """Nobody waits for the job: it leaves the queue, or is asked to stop."""
         job.stop()
         with self._turn:
-            waited = self._lanes[job.quick].remove(job)
+            waited = self._lanes[job.lane].remove(job)
         if waited:
             job.tell("failed", self._cancelled())
-            self._tell_places(self._lanes[job.quick])
+            self._tell_places(job.lane)
 
     def stop(self) -> None:
         """End everything: waiting jobs at once, the one that runs at its next step. No other is taken."""
         with self._turn:
             self.stopping.set()
-            left = [job for lane in self._lanes.values() for job in lane.jobs]
-            running = [job for job in (self._now, self._long) if job is not None]
+            left = [job for lane in self._lanes for job in lane.jobs]
+            running = [job for job in self._begun if job is not None]
             self._turn.notify_all()
         for job in running:
             job.stop()
@@ -156,30 +157,26 @@ class Jobs:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    # ---- the two threads
+    # ---- the threads
 
-    def _may_run(self, quick: bool) -> bool:
-        first = quick or not self._lanes[True].jobs  # quick ones go first
-        return self._now is None and first and bool(self._lanes[quick].jobs)
+    def _may_run(self, lane: int) -> bool:
+        """Whether a lane takes its next job: nothing computes, and in earlier lanes none waits or was begun."""
+        before = range(lane)
+        first = not any(self._lanes[i].jobs or self._begun[i] for i in before)
+        return self._now is None and first and bool(self._lanes[lane].jobs)
 
-    def _serve(self, quick: bool) -> None:
-        lane = self._lanes[quick]
+    def _serve(self, lane: int) -> None:
         while True:
             with self._turn:
-                self._turn.wait_for(lambda: self.stopping.is_set() or self._may_run(quick))
+                self._turn.wait_for(lambda: self.stopping.is_set() or self._may_run(lane))
                 if self.stopping.is_set():
                     return
-                job = self._now = lane.take()
-                if not quick:
-                    self._long = job
+                job = self._now = self._begun[lane] = self._lanes[lane].take()
             self._tell_places(lane)
             self._run(job)
             with self._turn:
-                self._now = None
-                if quick:
-                    self._quick_done += 1
-                else:
-                    self._long = None
+                self._now = self._begun[lane] = None
+                self._done[lane] += 1
                 self._turn.notify_all()
 
     def _run(self, job: Job) -> None:
@@ -199,25 +196,30 @@ class Jobs:
         return Refused("the server was stopped: start it again", 503) if self.stopping.is_set() else Cancelled()
 
     def _hand_over(self, job: Job) -> None:
-        """Let the quick jobs that wait now run, in their thread, and go on after them."""
+        """Let the jobs that wait now in the lanes before run, in their threads, and go on after them."""
+        before = range(job.lane)
         with self._turn:
-            waiting = len(self._lanes[True].jobs)
+            waiting = sum(len(self._lanes[i].jobs) for i in before)
             if not waiting or self.stopping.is_set():
                 return
-            until = self._quick_done + waiting
+            until = sum(self._done[i] for i in before) + waiting
 
             def they_are_done() -> bool:
-                return self._quick_done >= until or not self._lanes[True].jobs or self.stopping.is_set()
+                if self.stopping.is_set():
+                    return True
+                none = not any(self._lanes[i].jobs for i in before)
+                ended = not any(self._begun[i] for i in before)
+                return ended and (none or sum(self._done[i] for i in before) >= until)
 
             self._now = None
             self._turn.notify_all()
             self._turn.wait_for(lambda: self._now is None and they_are_done())
             self._now = job
 
-    def _tell_places(self, lane: Lane) -> None:
+    def _tell_places(self, lane: int) -> None:
         with self._turn:
-            busy = int((self._now if lane is self._lanes[True] else self._long) is not None)
-            waiting = lane.jobs
+            busy = int((self._now if lane == QUICK else self._begun[lane]) is not None)
+            waiting = self._lanes[lane].jobs
         for before, job in enumerate(waiting, busy):
             if before:
                 what = "request is" if before == 1 else "requests are"

@@ -63,7 +63,8 @@ class State:
     """What is on the page: a model by its id, its input with every option set, and the edits.
 
     `lessons` are the training steps that a copy of the model has taken. With `step`, a target, the trace of the state
-    is of one more step, on its input, with `rate` times the run's learning rate.
+    is of one more step, on its input, with `rate` times the run's learning rate. `other` is the input, with its
+    options, whose values an edit with `patch` takes.
     """
 
     model: str
@@ -74,13 +75,33 @@ class State:
     lessons: tuple[Lesson, ...] = ()
     step: str | None = None
     rate: float = 1.0
+    other: "State | None" = None
 
     @cached_property
     def key(self) -> str:
         """A name for what the model computes from it: a hash of the weights, the input, the edits and the step."""
-        parts = [self.trained_weights, dict(self.input), dict(self.options), self.edits, self.step, self.rate]
+        parts: list[Any] = [
+            self.trained_weights,
+            dict(self.input),
+            dict(self.options),
+            self.edits,
+            self.step,
+            self.rate,
+        ]
+        if self.patched and self.other is not None:
+            parts.append(self.other.key)
         content = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+    @property
+    def patched(self) -> bool:
+        """Whether an edit takes its values from the other input."""
+        return any(edit.replace(" ", "").endswith("=patch") for edit in self.edits)
+
+    def of_other(self) -> "State":
+        """The same of the other input."""
+        assert self.other is not None
+        return replace(self, input=self.other.input, options=self.other.options, other=None)
 
     @property
     def trained_weights(self) -> str:
@@ -90,7 +111,8 @@ class State:
     def as_json(self) -> dict[str, Any]:
         options = {"options": dict(self.options)} if self.options else {}
         lessons = {"lessons": [lesson.as_json() for lesson in self.lessons]} if self.lessons else {}
-        return {"model": self.model, "input": {**self.input, **options}, "edits": list(self.edits), **lessons}
+        other = {} if self.other is None else {"other": self.other.as_json()["input"]}
+        return {"model": self.model, "input": {**self.input, **options}, "edits": list(self.edits), **lessons, **other}
 
     def with_edits(self, edits: Iterable[str]) -> "State":
         return replace(self, edits=tuple(edits))
@@ -102,12 +124,14 @@ class State:
             return {name: pictures[value] if name == "picture" else value for name, value in input.items()}
 
         lessons = tuple(replace(lesson, input=other(lesson.input)) for lesson in self.lessons)
-        return replace(self, input=other(self.input), lessons=lessons)
+        patched = None if self.other is None else self.other.with_pictures(pictures)
+        return replace(self, input=other(self.input), lessons=lessons, other=patched)
 
     @property
     def pictures(self) -> set[str]:
         """Every picture in it."""
-        inputs = (self.input, *(lesson.input for lesson in self.lessons))
+        inputs = [self.input, *(lesson.input for lesson in self.lessons)]
+        inputs += [] if self.other is None else [self.other.input]
         return {input["picture"] for input in inputs if "picture" in input}
 
 
@@ -117,6 +141,7 @@ def read_state(
     """A state as the page sends it: what the model does not take is refused, what is left out has its usual value."""
     if not isinstance(raw, Mapping):
         raise Refused("a state is an object with model, input and edits")
+    other = raw.get("other")
     input = {} if raw.get("input") is None else raw["input"]
     if not isinstance(input, Mapping):
         raise Refused("the input of a state is an object with text, source, picture, label and options")
@@ -132,6 +157,7 @@ def read_state(
         _read_lessons([] if raw.get("lessons") is None else raw["lessons"], takes),
         None if step is None else text(step, "a target", TEXT_CHARACTERS),
         1.0 if step is None else _read_rate(raw),
+        None if other is None else read_state({"input": other}, model, weights, takes, controls),
     )
 
 

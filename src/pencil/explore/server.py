@@ -39,6 +39,7 @@ from ..console import visible
 from ..learn.katas.document_words import CHOICES
 from ..tracing.trace_base import LISTED
 from ..web_server import DeadlineProtocol, listen, quiet
+from .ablations import ablations
 from .answers import Listener
 from .attention_views import attention, light
 from .cells import compare, compare_edit, contributions, receipt, tensor_slice
@@ -49,7 +50,7 @@ from .learning import learning
 from .lru_cache import Cache
 from .outline import outline
 from .picture import picture, picture_of
-from .request_queue import ENDS, Cancelled, Job, Jobs, Work
+from .request_queue import BACKGROUND, ENDS, LONG, QUICK, Cancelled, Job, Jobs, Work
 from .requests import (
     GONE,
     UNKNOWN,
@@ -143,7 +144,7 @@ def framed(event: str, data: object) -> bytes:
     return b"event: " + event.encode() + b"\ndata: " + to_json(data) + b"\n\n"
 
 
-def job_with_queue(client: str, work: Work, quick: bool = False, live: str = "") -> tuple[Job, asyncio.Queue]:
+def job_with_queue(client: str, work: Work, lane: int = LONG, live: str = "") -> tuple[Job, asyncio.Queue]:
     """A job whose events arrive in a queue of the running loop."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue()
 
@@ -151,7 +152,7 @@ def job_with_queue(client: str, work: Work, quick: bool = False, live: str = "")
         if not loop.is_closed():
             loop.call_soon_threadsafe(queue.put_nowait, (event, data))
 
-    return Job(client, work, listener, quick, live), queue
+    return Job(client, work, listener, lane, live), queue
 
 
 async def follow(jobs: Jobs, job: Job, queue: asyncio.Queue, receive: Receive) -> AsyncGenerator[tuple[str, Any], None]:
@@ -193,14 +194,14 @@ class Replies:
     def __init__(self, jobs: Jobs, debug: bool):
         self._jobs, self._debug = jobs, debug
 
-    async def long(self, request: Request, last: str, work: Work) -> Response:
+    async def long(self, request: Request, last: str, work: Work, lane: int = LONG) -> Response:
         """The reply of work that may take long: events where the page wants them, of which the last is `last` or error.
 
         Else one JSON.
         """
         if not self.streamed(request):
-            return reply(await self.result(request, work, quick=False))
-        frames = self._frames(self._events(request, work, quick=False), last)
+            return reply(await self.result(request, work, lane))
+        frames = self._frames(self._events(request, work, lane), last)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(frames, headers=headers, media_type="text/event-stream")
 
@@ -209,11 +210,11 @@ class Replies:
         return "text/event-stream" in request.headers.get("accept", "")
 
     async def quick(self, request: Request, work: Work) -> Response:
-        return reply(await self.result(request, work, quick=True))
+        return reply(await self.result(request, work, QUICK))
 
-    async def result(self, request: Request, work: Work, quick: bool) -> Any:
+    async def result(self, request: Request, work: Work, lane: int) -> Any:
         """The result of a job; what it failed with is raised."""
-        async with aclosing(self._events(request, work, quick)) as events:
+        async with aclosing(self._events(request, work, lane)) as events:
             async for event, data in events:
                 if event == "done":
                     return data
@@ -221,9 +222,9 @@ class Replies:
                     raise data
         raise Cancelled
 
-    def _events(self, request: Request, work: Work, quick: bool) -> AsyncGenerator[tuple[str, Any], None]:
+    def _events(self, request: Request, work: Work, lane: int) -> AsyncGenerator[tuple[str, Any], None]:
         live = text(request.headers.get("x-pencil-live", ""), "X-Pencil-Live", 100)
-        return follow(self._jobs, *job_with_queue(request.scope[CLIENT], work, quick, live), receive=request.receive)
+        return follow(self._jobs, *job_with_queue(request.scope[CLIENT], work, lane, live), receive=request.receive)
 
     async def _frames(self, events: AsyncGenerator[tuple[str, Any], None], last: str) -> AsyncGenerator[bytes, None]:
         """The events of a job as they come; a failure's status is in its event, since the stream began with 200."""
@@ -340,6 +341,14 @@ class Explorer:
         edit = text(body.get("edit"), "an edit")
         return await self.replies.long(request, "changed", lambda job: compare_edit(session, state, edit))
 
+    async def ablations(self, request: Request) -> Response:
+        body = await body_of(request, STATE_BYTES)
+        session, state = await self._state(body.get("state"), "state")
+        cell, to = text(body.get("cell"), "a cell"), text(body.get("to", "0"), "to")
+        return await self.replies.long(
+            request, "ablations", lambda job: ablations(session, state, cell, to, _listener(job))
+        )
+
     async def export(self, request: Request) -> Response:
         body = await body_of(request, STATE_BYTES)
         session, state = await self._state(body.get("state"), "state")
@@ -351,7 +360,7 @@ class Explorer:
         if self.replies.streamed(request):
             return await self.replies.long(request, "file", work)
         headers = {"Content-Disposition": 'attachment; filename="pencil.html"'}
-        html = (await self.replies.result(request, work, quick=False))["html"]
+        html = (await self.replies.result(request, work, LONG))["html"]
         return Response(html, media_type="text/html", headers=headers)
 
     # ---- what is read of a trace
@@ -373,8 +382,10 @@ class Explorer:
 
     async def attention(self, request: Request) -> Response:
         session, key = self._traced(request.path_params["key"])
-        if request.query_params.get("scores") in ("1", "true"):  # measuring what heads do takes several passes
-            return await self.replies.long(request, "attention", lambda job: attention(session, key, scores=True))
+        if request.query_params.get("scores") in ("1", "true"):  # measuring what heads do takes many passes
+            return await self.replies.long(
+                request, "attention", lambda job: attention(session, key, True, _listener(job)), BACKGROUND
+            )
         return await self.replies.quick(request, lambda job: attention(session, key))
 
     # ---- documents and katas
@@ -500,6 +511,7 @@ def application(explorer: Explorer, port: int) -> Guard:
         "/api/record": ("POST", explorer.record),
         "/api/compare": ("POST", explorer.compare),
         "/api/edit": ("POST", explorer.edit),
+        "/api/ablations": ("POST", explorer.ablations),
         "/api/export": ("POST", explorer.export),
         f"{trace}/slice": ("GET", explorer.of_trace(explorer.slice)),
         f"{trace}/receipt": ("GET", explorer.of_trace(_receipt)),

@@ -15,6 +15,7 @@ input and edits. A few are kept; an older one is recorded again from its state, 
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ from ..runs.files import example_run
 from ..runs.run import Loaded
 from ..tensors import rename
 from ..tracing.contributions import Contributions
-from ..tracing.live_trace import LiveTrace, edited
+from ..tracing.live_trace import LiveTrace
 from ..tracing.step import StepTrace
 from ..train.loop import checkpoint
 from .answers import NOBODY, Answer, Listener, Question, answer, one_thread
-from .edits import Edit, locate_edit
+from .edits import Edit, locate_edit, with_edits
 from .lessons import Lessons, Trained
 from .lru_cache import Cache
 from .requests import Lesson, State, read_state
@@ -65,6 +66,7 @@ class Session:
         self.path = str(loaded.run.path) if path is None else path  # to open it again
         self.step = getattr(loaded.run, "weights_step", None) if step is None else step
         self.weights = f"{loaded.run.path}@{self.step}"
+        self.own_weights = step is None  # those of the run, not of one of its checkpoints
         self.takes, self.controls = self.profile.takes(loaded), tuple(self.profile.controls(loaded))
         # how a picture is brought to the model's size, as plain data; None for a model that reads none
         self.transform = asdict(input_transform(loaded)) if "picture" in self.takes else None
@@ -154,7 +156,7 @@ class Session:
         state = replace(state, step=None, rate=1.0)  # which says only what is recorded
 
         def compute() -> Answer:
-            edits, loaded = self._located_edits(state), self.trained(state, listener).loaded
+            edits, loaded = self.located_edits(state), self.trained(state, listener).loaded
             return answer(Question(loaded, self.profile, state, edits, self.live, listener))
 
         if listener.on_event is not None:
@@ -197,7 +199,7 @@ class Session:
             with one_thread(self.live):  # as the answer was computed
                 loaded = self.trained(state).loaded
                 trace = self.profile.trace(loaded, answer.prompt, answer.written, state.options)
-                return edited(trace, map(str, self._located_edits(state)))
+                return with_edits(trace, self.located_edits(state))
 
         return self.traces.get_or_make(state.key, record)
 
@@ -215,8 +217,20 @@ class Session:
             raise UserError("this page is of another session: load it again")
         return self.states[key]
 
-    def _located_edits(self, state: State) -> list[Edit]:
-        return [locate_edit(self.record(state.with_edits(())), edit) for edit in state.edits]
+    def located_edits(self, state: State) -> list[Edit]:
+        """The edits of a state, with indices for their labels, and the values that they are patched with."""
+        if not state.edits:
+            return []
+        trace = self.record(state.with_edits(()))
+        return [locate_edit(trace, edit, partial(self._other_trace, state)) for edit in state.edits]
+
+    def _other_trace(self, state: State) -> LiveTrace | None:
+        """The trace of the other input of a state; none where it has none."""
+        if self.profile.draws:
+            raise UserError(
+                "this model runs once a denoising step, and a patch is of one run: set a number, mean or noise"
+            )
+        return None if state.other is None else self.record(state.with_edits(()).of_other())
 
 
 def load_checkpoint(loaded: Loaded, step: int) -> Loaded:

@@ -45,8 +45,16 @@ CONTENTS = ("config.toml", "tokenizer.json", ORIGINAL, WEIGHTS)
 DATA_COPY = "data.jsonl"  # the rows of data in memory, where they were to be kept
 DATA_RECORD = "data.json"  # hashes of what the run was trained on; older runs do not list it
 LISTED = (*CONTENTS, DATA_RECORD, DATA_COPY)
-UNLISTED = ("README.md", "heads.png", "loss.png", "metrics.jsonl")  # written into a run as well, and not hashed
-FOLDERS = ("checkpoints", "eval", "samples", "tensorboard", "wandb")
+HEAD_SCORES = "heads.json"  # what each head attends to, as the explorer has measured it
+UNLISTED = (
+    "README.md",
+    HEAD_SCORES,
+    "heads.png",
+    "loss.png",
+    "metrics.jsonl",
+)  # written into a run as well, and not hashed
+SNAPSHOTS = "snapshots"  # weights kept on the way of the training (runs/snapshots.py)
+FOLDERS = ("checkpoints", "eval", "samples", SNAPSHOTS, "tensorboard", "wandb")
 
 
 class Fault(NamedTuple):
@@ -66,6 +74,9 @@ class Manifest(NamedTuple):
     run: str | None  # the id of the run; None in older versions
     files: dict[str, list[dict[str, Any]]]  # size and SHA-256; two while a file is being replaced
     checkpoints: dict[int, str] | None  # SHA-256 of each checkpoint's own manifest, by its step; None in older versions
+    snapshots: dict[int, dict[str, Any]] | None = (
+        None  # size and SHA-256 of each, by its step; None where there is none
+    )
 
     @staticmethod
     def read(folder: Path) -> "Manifest | None":
@@ -78,14 +89,16 @@ class Manifest(NamedTuple):
             files = {str(name): [dict(entry) for entry in entries] for name, entries in table["files"].items()}
             steps = table.get("checkpoints")
             checkpoints = None if steps is None else {int(step): str(sha) for step, sha in steps.items()}
-            unknown = [*(set(files) - set(LISTED)), *(set(table) - {"run", "files", "checkpoints", "sha256"})]
+            taken = table.get("snapshots")
+            snapshots = None if taken is None else {int(step): dict(entry) for step, entry in taken.items()}
+            unknown = [*(set(files) - set(LISTED)), *(set(table) - {*Manifest._fields, "sha256"})]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} cannot be read, or is damaged: {type(error).__name__} {error}") from None
         if unknown:
             raise UserError(f"{path} is damaged or was changed: a run has no {sorted(unknown)[0]}")
         if (table.get("run") or "sha256" in table) and table.get("sha256") != _own_hash(table):
             raise UserError(f"{path} is damaged or was changed: it does not match its own hash")
-        return Manifest(table.get("run"), files, checkpoints)
+        return Manifest(table.get("run"), files, checkpoints, snapshots)
 
     def write(self, folder: Path) -> None:
         table = {name: value for name, value in self._asdict().items() if value is not None}
@@ -320,7 +333,10 @@ class RunFiles:
             _ = self.manifest
         except UserError as error:
             entries = {n: [fingerprint(self.path / n)] for n in LISTED if (self.path / n).is_file()}
-            Manifest(self.id, entries, None).write(self.path)
+            taken = {
+                int(path.stem[5:]): fingerprint(path) for path in (self.path / SNAPSHOTS).glob("step-*.safetensors")
+            }
+            Manifest(self.id, entries, None, taken or None).write(self.path)
             return str(error)
         return None
 

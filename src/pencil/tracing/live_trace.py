@@ -14,18 +14,21 @@ from .contributions import Contributions, LinearizedModel
 from .lens import LENS, Lens
 from .loss import logits_of
 from .recording import TracedModel
+from .replacements import WORDS, Mean, Noise, Patch, Replacement, read_replacement, resolved
 from .tape import BUDGET, Tape, TooMuch
 from .trace import Trace, View
 
 # ---- edits as they are written: 'blocks.0.attn.pattern[:,2]=0' sets values during the forward pass
 
 
-EXAMPLE = "such as 'blocks.0.attn.pattern[:,2]=0'"
+EXAMPLE = f"such as 'blocks.0.attn.pattern[:,2]=0'; after = stands {WORDS}"
 
 
-def parse_edit(text: str) -> tuple[str, float]:
-    """The address that an edit changes, and the number it is set to."""
+def parse_edit(text: str) -> tuple[str, float | Replacement]:
+    """The address that an edit changes, and the number or what else it is set to."""
     where, equals, value = text.rpartition("=")
+    if equals and (replacement := read_replacement(value)) is not None:
+        return where, replacement
     try:
         if not equals:
             raise ValueError
@@ -34,10 +37,13 @@ def parse_edit(text: str) -> tuple[str, float]:
         raise UserError(f"{text!r} is not an edit, {EXAMPLE}") from None
 
 
-def edited(trace: Any, edits: Iterable[str]) -> Any:
-    """The same run with all these edits."""
+def edited(trace: Any, edits: Iterable[str], other: Any = None) -> Any:
+    """The same run with all these edits; `other` is the trace that those with `patch` take their values from."""
     for edit in edits:
-        trace = trace.edit(*parse_edit(edit))
+        where, value = parse_edit(edit)
+        if isinstance(value, Patch):
+            value = resolved(trace, trace.locate(where)[0], value, other)
+        trace = trace.edit(where, value)
     return trace
 
 
@@ -63,7 +69,7 @@ def cannot_run(where: str, error: Exception) -> UserError:
     return UserError(f"the model cannot run on from {where}: {why}; take this edit back, or set another value")
 
 
-Value = float | int | Tensor | np.ndarray | Trace | View | Callable[[Tensor], Tensor]
+Value = float | int | str | Replacement | Tensor | np.ndarray | Trace | View | Callable[[Tensor], Tensor]
 
 
 def trace(
@@ -125,11 +131,19 @@ class LiveTrace(BlockTrace):
         return super().find(name)
 
     def edit(self, where: str, value: Value) -> "LiveTrace":
-        """The same run with one value changed: to a number, a tensor, a function of it, or another trace's."""
+        """The same run with one value changed: to a number, a tensor, a function of it, or another trace's.
+
+        Or to a word of the command line: "mean" over the positions that each may attend to, or "noise:DEVIATION:SEED",
+        Gaussian noise that is added.
+        """
         name, index = self.locate(where)
         value = value.value if isinstance(value, View) else value
         if isinstance(value, str):
-            raise UserError(f"{where} can be changed by a number, an array, a function or another trace, not by a text")
+            if (replacement := read_replacement(value)) is None:
+                raise UserError(f"{where} can be changed by {WORDS}, an array, a function or a trace, not by {value!r}")
+            value = replacement
+        if isinstance(value, Replacement) and not (isinstance(value, Patch) and value.values is not None):
+            value = resolved(self, name, value)
         node = self.find(name)
         name = next((n for n in (name, self.graph.nodes[node].name) if n in self.graph.names), name)
 
@@ -140,6 +154,8 @@ class LiveTrace(BlockTrace):
                     new = torch.as_tensor(value.array(name)).to(old)[index]
                 elif isinstance(value, np.ndarray):
                     new = torch.as_tensor(value).to(old)
+                elif isinstance(value, Replacement):
+                    new = value.of(old)[index]
                 elif callable(value):
                     new = value(old[index])
                 old[index] = new
@@ -155,11 +171,12 @@ class LiveTrace(BlockTrace):
         except (IndexError, RuntimeError) as error:
             raise cannot_run(where, error) from None
         changed = LiveTrace(again, tape, self.labels, self.facts)
-        if isinstance(value, int | float):
+        if isinstance(value, int | float | Mean | Noise):
             changed.shared, changed.alone = self.shared, self.alone
-            changed.edits = (*self.edits, f"{where}={repr(value).removesuffix('.0')}")
+            text = repr(value).removesuffix(".0") if isinstance(value, int | float) else str(value)
+            changed.edits = (*self.edits, f"{where}={text}")
         else:
-            changed.alone = "they need edits that are numbers, and this trace was changed by more than those"
+            changed.alone = "they need edits that can be written, and this trace was changed by more than those"
         return changed
 
     def contributions(self, cell: str, against: str | int | None = None) -> Contributions:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from ..config import UserError
 
+FEWEST_SNAPSHOTS = 3  # the untrained weights, those after the first step, and the newest
 UNDECIDED = ("steps", "eval_every", "save_every")  # what a time budget decides when the pace has been measured
 Plan = dict[str, int]  # what a time budget decided of these, and the "step" after which it did
 
@@ -41,6 +42,7 @@ class TrainConfig:
     patience: int = 0  # evaluations without a better validation loss after which training stops; 0 never stops early
     save_every: int = 250  # steps from one checkpoint to the next
     keep: int = 2  # newest checkpoints that stay; older ones are removed
+    snapshots: int = 24  # at most, of the weights on the way, for pencil explore; up to 10 M parameters; 0 keeps none
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # bfloat16 is autocast over float32 weights
     compile: Literal["auto", "on", "off"] = "auto"  # torch.compile; auto compiles on CUDA
@@ -115,6 +117,10 @@ class TrainConfig:
             raise UserError(
                 "train.class_weights balanced and train.balanced_batches both make rare classes count as much as "
                 "common ones: choose one of them"
+            )
+        if self.snapshots and self.snapshots < FEWEST_SNAPSHOTS:
+            raise UserError(
+                f"train.snapshots must be 0, which keeps none, or at least {FEWEST_SNAPSHOTS}, not {self.snapshots}"
             )
         if self.keep < 2:
             raise UserError(

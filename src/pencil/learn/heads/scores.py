@@ -26,6 +26,7 @@ from ...inference.head_patterns import (
     repeated,
     shares,
 )
+from ...progress import track
 from ..lab.verdict import interval
 
 DRAWS = 16  # random sequences, each once repeated and once not
@@ -119,7 +120,7 @@ def measure(model: Any, profile: HeadProfile, texts: Sequence[Inputs], separator
     if len(texts) < 2:
         raise UserError("one text gives no interval: give at least two")
     twin, rows, tokens = untrained(model), [], 0
-    for inputs in texts:
+    for inputs in track(texts):
         groups = profile.groups(model, inputs)
         tokens = max(tokens, *(int(group.layout.rows.sum()) for group in groups))
         by_chance = {(group.name, name): share for group in groups for name, share in chances(group.layout).items()}
@@ -180,7 +181,8 @@ def _repeats(
     if longest < FEWEST:
         return [], 0
     rng, pairs = np.random.Generator(np.random.Philox(key=0)), []
-    for i, count in enumerate(np.geomspace(FEWEST, longest, DRAWS).round().astype(int).tolist()):
+    counts = np.geomspace(FEWEST, longest, DRAWS).round().astype(int).tolist()
+    for i, count in enumerate(track(counts)):
         again, other = (rng.permutation(kinds)[:count].tolist() for _ in range(2))
         rows = [[*begun, *before, *again] for before in (again, other)]
         group = AttentionGroup("", SELF_ATTENTION, repeated(model.mask, count, start))

@@ -1,6 +1,6 @@
 """The scores of heads as a table, in sentences, as a picture and as plain data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,6 +128,20 @@ def as_data(report: Report) -> dict[str, Any]:
         for head in report.heads
     ]
     return {"texts": report.texts, "tokens": report.tokens, "repeated": report.repeated, "heads": heads}
+
+
+def from_data(data: Mapping[str, Any]) -> Report:
+    """The report that `as_data` gave."""
+    heads = [
+        Head(
+            str(head["group"]),
+            int(head["layer"]),
+            int(head["head"]),
+            {str(name): Score(**score) for name, score in head["scores"].items()},
+        )
+        for head in data["heads"]
+    ]
+    return Report(tuple(heads), int(data["texts"]), int(data["tokens"]), int(data["repeated"]))
 
 
 def picture(report: Report, title: str) -> bytes:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -26,9 +27,10 @@ from ... import __version__
 from ...collectives.processes import all_reduce_any, on_all_ranks, on_rank0, world
 from ...config import UserError
 from ...files import beside, write_aside
+from ...runs import snapshots
 from ...runs.files import SHARED, WEIGHTS
 from ...runs.run import Run
-from ...tensors import in_file_order, rename
+from ...tensors import in_file_order, rename, write_tensors
 from ..model_selection import describe_highest
 from ..optim import load_state_tensors, state_tensors
 from ..parallel.dtensor_files import HostCopy, Pieces, is_dtensor, own_pieces, piece_of
@@ -124,6 +126,8 @@ class Checkpointer:
         self.task, self.run, self.state, self.device = task, run, state, device
         self.model, self.optimizers, self.ema = model, optimizers, ema
         self.writer, self.host = BackgroundWriter(), HostCopy()
+        parameters = sum(p.numel() for p in model.parameters())
+        self.takes_snapshots = bool(state.config.snapshots) and parameters <= snapshots.MOST_PARAMETERS
         self.saving_step = 0  # that of the checkpoint that is written now, or was written last
         self._thread_group: torch.distributed.ProcessGroup | None = None
 
@@ -150,22 +154,42 @@ class Checkpointer:
             tensors = self.model.state_dict()
             self._require_finite(tensors, WEIGHTS)
             if any(map(is_dtensor, tensors.values())):
-                on_all_ranks(lambda: self._stream_weights(tensors, facts))
+                write = partial(self.run.stream_weights, facts=facts)
+                on_all_ranks(lambda: self._stream_weights(tensors, write))
             else:
                 on_rank0(lambda: self.run.write_weights(self.model, facts))
         on_rank0(self.write_card)
 
-    def _stream_weights(self, tensors: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Gather the weights from all processes, one tensor at a time; rank 0 writes each before the next."""
+    def _stream_weights(self, tensors: Mapping[str, Any], write: Callable[..., object]) -> None:
+        """Gather the weights from all processes, one tensor at a time; rank 0 writes each before the next.
+
+        `write` gets their shapes and dtypes by name, and the tensors as they come.
+        """
         # one tensor at a time; every process takes part
         whole = ((name, t.full_tensor() if is_dtensor(t) else t) for name, t in tensors.items())
         try:
             if world().is_rank0:
                 shapes = {name: tuple(tensors[name].shape) for name in in_file_order(tensors)}
-                self.run.stream_weights(shapes, {name: tensors[name].dtype for name in shapes}, whole, facts)
+                write(shapes, {name: tensors[name].dtype for name in shapes}, whole)
         finally:
             for _ in whole:  # the others send until all tensors are through, whatever happens to the file
                 pass
+
+    def take_snapshot(self) -> None:
+        """Keep the weights of this step, if it is one of the series, so that the training can be watched afterwards."""
+        step, most = self.state.step, self.state.config.snapshots
+        if not self.takes_snapshots or step not in snapshots.SERIES:
+            return
+        if on_rank0(lambda: step in snapshots.listed(self.run.path)):
+            return  # it goes on from here
+        facts = {"format": "pt", "family": self.run.family, "pencil": __version__, "step": str(step)}
+
+        def write(shapes: Any, dtypes: Any, whole: Any) -> None:
+            snapshots.add(self.run.path, step, most, lambda path: write_tensors(path, shapes, dtypes, whole, facts))
+
+        with averaged(self.ema):
+            tensors = self.model.state_dict()
+            on_all_ranks(lambda: self._stream_weights(tensors, write))
 
     def write_preview(self, preview: Preview) -> None:
         """Write a sample of this step into samples/."""
@@ -318,6 +342,7 @@ def restore(
             checkpointer.write_weights(loaded.state["best"])
         on_all_ranks(lambda: load(checkpointer, loaded))
         notes += differences_of_machine(checkpointer, loaded.state)
+    on_rank0(lambda: snapshots.forget_after(run.path, state.step))
     if verified["changed"]:
         on_rank0(lambda: record_changes(run, state.step, recorded_changes, state.config))
         run.__dict__.pop("config", None)

@@ -14,7 +14,7 @@ from . import checkpoint
 # settings of where a run goes on, how long, and how often it is evaluated and saved: these may change freely
 FREE_SETTINGS = frozenset((
     "steps", "minutes", "patience", "device", "compile", "deterministic", "eval_every", "eval_batches", "save_every",
-    "keep", "logger", "max_skipped", "recompute", "parallel", "sync",
+    "keep", "snapshots", "logger", "max_skipped", "recompute", "parallel", "sync",
 ))  # fmt: skip
 UNCOMPARED_FACTS = ("run.settings", "run.changes")
 NAMED_CHANGES = 3  # how many changes one sentence names

@@ -542,6 +542,7 @@ class Trainer:
                     self._evaluate(metrics, bar)
                     changed = True
                 (stopped,) = all_reduce_any(stopping.is_set())
+            self._take_snapshot(bar)
             ended = self.state.ended
             if not (ended or stopped) and self._plan_again(bar):
                 if self.step == self.config.steps:  # it ends here, where no line was due
@@ -584,6 +585,15 @@ class Trainer:
                 self._log(metrics, bar, units, busy)
                 units, busy = 0, 0.0
             stopped, due = all_reduce_any(stopping.is_set(), self.here.is_rank0 and bar.due(trained))
+
+    def _take_snapshot(self, bar: ProgressBar) -> None:
+        """Keep the weights of this step where they belong to the series; its seconds are no update's."""
+        if not self.checkpointer.takes_snapshots:
+            return
+        started = time_budget.clock()
+        self.checkpointer.write_or_postpone(bar, "snapshot", self.checkpointer.take_snapshot)
+        if self.state.budget is not None:
+            self.state.budget.since += time_budget.clock() - started
 
     def _evaluate(self, metrics: Metrics, bar: ProgressBar) -> None:
         self._call(self.on_evaluation, self.evaluator.run(metrics, bar))
