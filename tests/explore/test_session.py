@@ -24,6 +24,7 @@ from json_shapes import (
     check,
 )  # fmt: skip
 from PIL import Image
+from safetensors.torch import load_file
 from small_runs import FIRST, RUNS, write_run
 
 import pencil
@@ -41,8 +42,11 @@ from pencil.explore.cells import compare, compare_edit, tensor_slice
 from pencil.explore.cells import receipt as receipt_of
 from pencil.explore.outline import outline as outline_of
 from pencil.explore.session import Session
+from pencil.explore.training import along, training
 from pencil.explore.uploads import plain_png
 from pencil.learn.heads.kept import score_heads
+from pencil.runs import snapshots
+from pencil.train.loop import checkpoint
 
 EVERY = [name if name in FIRST else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
 
@@ -800,3 +804,54 @@ def test_an_imported_run_is_explored_like_any_other(tmp_path):
     outline = outline_of(session, session.state(state).key)
     check(outline, OUTLINE)
     assert receipt_of(session, session.state(state).key, outline["start"])["agrees"]
+
+
+# ---- the training watched
+
+
+def test_every_view_shows_the_model_at_a_step_of_its_training(run):
+    """As the same model computes it with the weights of the snapshot's own file."""
+    session = Session.open(run)
+    about = training(session)
+    assert about["kept"] == [0, 1, 2, 3, 4, 6, 8, 11, 16, 20, 23, 30]  # snapshots, and checkpoints of 20 and 30
+    assert (about["step"], about["steps"]) == (30, 30)
+    assert [step for step, _ in about["val_loss"]] == [0, 15, 30]
+    assert [step for step, _ in about["train_loss"]] == [10, 20, 30]
+    state = {"input": {"text": "line", "options": {"tokens": 2, "temperature": 0}}, "edits": []}
+    answer = session.answer(state)
+    cell = answer["tokens"][1]["cell"]
+    points = along(session, state, cell)["points"]
+    own = {name: t.clone() for name, t in session.loaded.model.state_dict().items()}
+    trace = session.record(state)
+    (tokens,), (row, column) = trace.traced_model.inputs, trace.locate(cell)[1][1:]
+    other = load(run).model.eval()
+    for point in points:
+        if point["step"] in snapshots.listed(run):
+            other.load_state_dict(load_file(snapshots.path_of(run, point["step"])))
+        elif point["step"] == 20:
+            kept = checkpoint.read(run, 20).tensors
+            other.load_state_dict(
+                {name.removeprefix("model."): kept[name] for name in kept if name.startswith("model.")}
+            )
+        else:
+            other.load_state_dict(own)
+        with torch.no_grad():
+            z = other(tokens)[0, row].double().numpy()
+        assert point["value"] == pytest.approx(z[column], abs=2e-5)
+        assert point["probability"] == pytest.approx(softmax(z)[column], abs=2e-6)
+        assert point["top"] == trace.labels["V"][int(z.argmax())]
+    assert all(torch.equal(t, own[name]) for name, t in session.loaded.model.state_dict().items())
+    at = {**state, "at": 11}
+    assert session.answer(at)["state"]["at"] == 11
+    other.load_state_dict(load_file(snapshots.path_of(run, 11)))
+    recorded = session.record(at)
+    with torch.no_grad():
+        np.testing.assert_allclose(recorded.array("logits"), other(recorded.traced_model.inputs[0]), atol=2e-5)
+    assert session.record(state) is trace
+    for raw, words in (
+        ({"at": 5}, "no weights of step 5 any more"),
+        ({"at": 1.5}, "a whole number"),
+        ({"at": 11, "lessons": [{"input": {"text": "a"}, "target": "", "steps": 1}]}, "from the run's own weights"),
+    ):
+        with pytest.raises(UserError, match=words):
+            session.answer({**state, **raw})

@@ -1,6 +1,6 @@
 """Every head switched off in turn: how one number of the answer changes, on the tokens of the answer as it was."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,7 @@ def ablations(
     rows, total = [], sum(count for _, count in heads)
 
     def measured(*more: Edit) -> dict[str, Any]:
-        value, row = _run(trace, [*edits, *more], name, index)
-        if name != LOGITS:
-            return {"value": number(value)}
-        shares = softmax(row)
-        top = int(np.argmax(row))
-        return {"value": number(value), "probability": number(shares[index[-1]]), "top": labels[top]}
+        return logit_of(name, *run_of(trace, [*edits, *more], name, index), index, labels)
 
     with one_thread(session.live), torch.no_grad():
         before = measured()
@@ -67,10 +62,26 @@ def ablations(
     return {"cell": cell, "to": to, **before, "heads": rows}
 
 
-def _run(trace: LiveTrace, edits: list[Edit], name: str, index: tuple[Any, ...]) -> tuple[float, np.ndarray]:
-    """A cell and its row along the last axis, of a run on the tokens of the trace that is not recorded."""
-    traced = trace.traced_model
-    model = EditedModel(traced.model, edits, [name])
+def logit_of(name: str, value: float, row: np.ndarray, index: Sequence[Any], labels: Sequence[str]) -> dict[str, Any]:
+    """A number; of a logit also its probability, and the likeliest there."""
+    if name != LOGITS:
+        return {"value": number(value)}
+    return {
+        "value": number(value),
+        "probability": number(softmax(row)[index[-1]]),
+        "top": labels[int(np.argmax(row))],
+    }
+
+
+def run_of(
+    trace: LiveTrace, edits: Sequence[Edit], name: str, index: Sequence[Any], model: Any = None
+) -> tuple[float, np.ndarray]:
+    """A cell and its row along the last axis, of a run on the tokens of the trace that is not recorded.
+
+    `model` is another one in the place of the trace's own.
+    """
+    traced, index = trace.traced_model, tuple(index)
+    model = EditedModel(traced.model if model is None else model, edits, [name])
     model(*traced.inputs, **traced.keywords)
     model.check()
     row = model.seen[name][index[:-1]].detach().double().cpu().numpy()

@@ -129,7 +129,7 @@ def _scores(session: Session, state: State, measured: bool, listener: Listener) 
     """The scores of the weights of a state: measured now if asked for, else those that were measured before."""
     from ..learn.heads.kept import kept_report, measure_and_keep, score_heads  # measuring needs the run's data
 
-    name, own = state.trained_weights, session.own_weights and not state.lessons
+    name, own = state.trained_weights, session.own_weights and not state.lessons and state.at is None
     if name not in session.head_scores:
         report = kept_report(session.loaded) if own else None
         if report is None and not measured:

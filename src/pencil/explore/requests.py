@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the process that decodes pictures needs no torch
 TEXT_CHARACTERS, WORD_CHARACTERS, OPTION_CHARACTERS = 1_000_000, 1_000, 40  # at most
 PICTURE_CHARACTERS = 32_000_000  # at most, as a data URL; its bytes are limited where it is decoded
 MOST_EDITS, MOST_OPTIONS, MOST_OPEN = 64, 32, 256
+MOST_TRAINED = 10**12  # steps of a training
 MOST_LESSONS, MOST_STEPS = 16, 1000  # inputs that a copy of the model is trained on, and steps in all
 RATES = (1e-6, 1000.0)  # of a training step, as multiples of the run's learning rate: the least and the most
 INPUT_CHARACTERS = {
@@ -64,7 +65,7 @@ class State:
 
     `lessons` are the training steps that a copy of the model has taken. With `step`, a target, the trace of the state
     is of one more step, on its input, with `rate` times the run's learning rate. `other` is the input, with its
-    options, whose values an edit with `patch` takes.
+    options, whose values an edit with `patch` takes. `at` is a step of the run's training, whose weights are looked at.
     """
 
     model: str
@@ -76,6 +77,7 @@ class State:
     step: str | None = None
     rate: float = 1.0
     other: "State | None" = None
+    at: int | None = None
 
     @cached_property
     def key(self) -> str:
@@ -105,14 +107,17 @@ class State:
 
     @property
     def trained_weights(self) -> str:
-        """A name for the weights of the copy that has taken the lessons."""
-        return self.weights + (json.dumps([lesson.as_json() for lesson in self.lessons]) if self.lessons else "")
+        """A name for the weights of the step that is looked at, or of the copy that has taken the lessons."""
+        weights = self.weights if self.at is None else f"{self.weights} at {self.at}"
+        return weights + (json.dumps([lesson.as_json() for lesson in self.lessons]) if self.lessons else "")
 
     def as_json(self) -> dict[str, Any]:
         options = {"options": dict(self.options)} if self.options else {}
         lessons = {"lessons": [lesson.as_json() for lesson in self.lessons]} if self.lessons else {}
         other = {} if self.other is None else {"other": self.other.as_json()["input"]}
-        return {"model": self.model, "input": {**self.input, **options}, "edits": list(self.edits), **lessons, **other}
+        at = {} if self.at is None else {"at": self.at}
+        shown = {"model": self.model, "input": {**self.input, **options}, "edits": list(self.edits)}
+        return {**shown, **lessons, **other, **at}
 
     def with_edits(self, edits: Iterable[str]) -> "State":
         return replace(self, edits=tuple(edits))
@@ -158,7 +163,19 @@ def read_state(
         None if step is None else text(step, "a target", TEXT_CHARACTERS),
         1.0 if step is None else _read_rate(raw),
         None if other is None else read_state({"input": other}, model, weights, takes, controls),
+        _read_at(raw),
     )
+
+
+def _read_at(raw: Mapping[str, object]) -> int | None:
+    at = raw.get("at")
+    if at is None:
+        return None
+    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at <= MOST_TRAINED:
+        raise Refused("at is a step of the training: a whole number")
+    if raw.get("lessons") or raw.get("step") is not None:
+        raise Refused("a training step is taken from the run's own weights: leave the slider over the training first")
+    return at
 
 
 def _read_rate(raw: Mapping[str, object]) -> float:

@@ -69,6 +69,7 @@ from .requests import (
 from .security import CLIENT, HEADERS, Guard, Tokens, new_secret, usual_port
 from .session import Session
 from .tour import tour
+from .training import along, training
 from .uploads import Pictures
 
 ADDRESS = "127.0.0.1"  # other machines cannot reach it
@@ -349,6 +350,16 @@ class Explorer:
             request, "ablations", lambda job: ablations(session, state, cell, to, _listener(job))
         )
 
+    async def training(self, request: Request) -> Response:
+        session = self._present(self._session(request.path_params["model"]))
+        return await self.replies.quick(request, lambda job: training(session))
+
+    async def along(self, request: Request) -> Response:
+        body = await body_of(request, STATE_BYTES)
+        session, state = await self._state(body.get("state"), "state")
+        cell = text(body.get("cell"), "a cell")
+        return await self.replies.long(request, "along", lambda job: along(session, state, cell, _listener(job)))
+
     async def export(self, request: Request) -> Response:
         body = await body_of(request, STATE_BYTES)
         session, state = await self._state(body.get("state"), "state")
@@ -512,6 +523,8 @@ def application(explorer: Explorer, port: int) -> Guard:
         "/api/compare": ("POST", explorer.compare),
         "/api/edit": ("POST", explorer.edit),
         "/api/ablations": ("POST", explorer.ablations),
+        "/api/along": ("POST", explorer.along),
+        "/api/models/{model}/training": ("GET", explorer.training),
         "/api/export": ("POST", explorer.export),
         f"{trace}/slice": ("GET", explorer.of_trace(explorer.slice)),
         f"{trace}/receipt": ("GET", explorer.of_trace(_receipt)),

@@ -14,6 +14,7 @@ input and edits. A few are kept; an older one is recorded again from its state, 
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from ..config import UserError
 from ..families import family
 from ..families.predictions import input_transform
 from ..models.build import check_finite
+from ..runs import snapshots
 from ..runs.files import example_run
 from ..runs.run import Loaded
 from ..tensors import rename
@@ -33,7 +35,7 @@ from ..tracing.step import StepTrace
 from ..train.loop import checkpoint
 from .answers import NOBODY, Answer, Listener, Question, answer, one_thread
 from .edits import Edit, locate_edit, with_edits
-from .lessons import Lessons, Trained
+from .lessons import MOST_COPIES, Lessons, Trained
 from .lru_cache import Cache
 from .requests import Lesson, State, read_state
 
@@ -77,6 +79,7 @@ class Session:
         self.states = Cache[str, State](MOST_STATES)
         self.answers = Cache[str, Answer](MOST_ANSWERS)
         self.lessons = Lessons(loaded, self.profile)
+        self.moments = Cache[int, Trained](MOST_COPIES)  # the model at steps of its training
         # what the attention views make of a trace, and how they score its heads: a session imports no view, so the
         # values have no type here; lights go with their trace
         self.lights: Cache[str, Any] = Cache(MOST_TRACES)
@@ -164,9 +167,16 @@ class Session:
         return self.answers.get_or_make(state.key, compute)
 
     def trained(self, state: State, listener: Listener = NOBODY) -> Trained:
-        """The model of a state: the run's, or the copy that has taken its lessons."""
+        """The model of a state: the run's, at a step of its training, or the copy that has taken its lessons."""
         with one_thread(self.live):
-            return self.lessons.trained(state.lessons, listener)
+            if state.at is None:
+                return self.lessons.trained(state.lessons, listener)
+            at = state.at
+            return self.moments.get_or_make(at, lambda: Trained(load_step(self.copy(), at)))
+
+    def copy(self) -> Loaded:
+        """The same run with a model of its own."""
+        return self.loaded._replace(model=deepcopy(self.loaded.model))
 
     def record(self, raw: State | Mapping[str, Any], listener: Listener = NOBODY) -> LiveTrace:
         """What the model computed for the answer to a state, every operation of it."""
@@ -253,3 +263,17 @@ def load_checkpoint(loaded: Loaded, step: int) -> Loaded:
         raise UserError(f"the checkpoint of step {step} of {folder} is of another model")
     loaded.model.load_state_dict({name: value.to(own[name].dtype) for name, value in weights.items()})
     return loaded
+
+
+def load_step(loaded: Loaded, step: int) -> Loaded:
+    """The same run, its model given the weights of a snapshot or a checkpoint."""
+    folder = Path(str(loaded.run.path))
+    if step in snapshots.listed(folder):
+        shapes = {name: tuple(t.shape) for name, t in loaded.model.state_dict().items()}
+        own = loaded.model.state_dict()
+        read = snapshots.read(folder, step, shapes, family(loaded.run.family).renamed_tensors)
+        loaded.model.load_state_dict({name: t.to(own[name].dtype) for name, t in read.items()})
+        return loaded
+    if step in checkpoint.saved_steps(folder):
+        return load_checkpoint(loaded, step)
+    raise UserError(f"{folder} has no weights of step {step} any more: choose another step of its training")

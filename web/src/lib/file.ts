@@ -171,6 +171,9 @@ export class FileSource implements Source {
   learning = () => this.missing("learning");
   compare = () => this.missing("compare");
   edit = () => this.missing("edit");
+  ablations = () => this.missing("edit");
+  training = () => this.missing("training");
+  along = () => this.missing("training");
   tour = async () => this.views.tour ?? this.missing("tour");
   documents = () => this.missing("documents");
   document = () => this.missing("documents");

@@ -2,6 +2,7 @@
 
 import { Problem, type Event, type Feature, type Shown, type Source, type Watch } from "./source";
 import type {
+  Ablations, Along, Training,
   Answer, Attention, Changed, Contributions, Difference, How, Learning, Light, Model, Outline, Picture, PictureOf, Receipt, Slice, State,
 } from "./types";
 import type { DocumentName, DocumentOf } from "../views/inside/lesson_types";
@@ -126,8 +127,8 @@ export class ServerSource implements Source {
     return this.get(`trace/${trace}/receipt`, { cell, digits });
   }
 
-  attention(trace: string, scores = false): Promise<Attention> {
-    return this.get(`trace/${trace}/attention`, { scores: scores ? 1 : null });
+  attention(trace: string, scores = false, watch: Watch = {}): Promise<Attention> {
+    return scores ? this.stream(`trace/${trace}/attention?scores=1`, undefined, "attention", watch) : this.get(`trace/${trace}/attention`);
   }
 
   light(trace: string, layer: number | null, head: number | null, how: How): Promise<Light> {
@@ -156,6 +157,18 @@ export class ServerSource implements Source {
 
   edit(state: State, edit: string, watch: Watch = {}): Promise<Changed> {
     return this.post("edit", { state, edit }, watch.signal);
+  }
+
+  ablations(state: State, cell: string, to: Ablations["to"], watch: Watch = {}): Promise<Ablations> {
+    return this.stream("ablations", { state, cell, to }, "ablations", watch);
+  }
+
+  training(model: string): Promise<Training> {
+    return this.get(`models/${model}/training`);
+  }
+
+  along(state: State, cell: string, watch: Watch = {}): Promise<Along> {
+    return this.stream("along", { state, cell }, "along", watch);
   }
 
   tour(trace: string): Promise<TourOf> {
@@ -207,6 +220,7 @@ export class ServerSource implements Source {
   }
 
   private sent(path: string, body: unknown, signal?: AbortSignal, accept = "*/*"): Promise<Response> {
+    if (body === undefined) return this.request(`/api/${path}`, { headers: { Accept: accept }, signal });
     const headers = { "Content-Type": "application/json", Accept: accept };
     return this.request(`/api/${path}`, { method: "POST", headers, body: JSON.stringify(body), signal });
   }

@@ -56,9 +56,15 @@ export class Session {
   input: Input = $derived(this.model ? (this.source.state?.input ?? completed(this.address.input, this.model)) : {});
   /** The training steps that the copy on screen has taken; none: these are the run's own weights. */
   lessons: Lesson[] = $derived(this.source?.state ? (this.source.state.lessons ?? []) : this.address.lessons);
+  /** The step of the training whose weights are looked at; null: the run's own. */
+  at: number | null = $derived(this.source?.can("training") && !this.lessons.length && /^\d+$/.test(this.address.more.at ?? "") ? Number(this.address.more.at) : null);
+  /** The other input of Compare, which a change may be patched from; null: there is none. */
+  otherInput: Input | null = $derived(inputOf(this.address.more["b.input"]));
   state: State = $derived({
     model: this.model?.id ?? "", input: this.input, edits: this.source?.state?.edits ?? this.address.edits,
     ...(this.lessons.length ? { lessons: this.lessons } : {}),
+    ...(this.address.edits.some((edit) => /=\s*patch$/.test(edit)) && this.otherInput ? { other: this.otherInput } : {}),
+    ...(this.at === null ? {} : { at: this.at }),
   });
   /** The changes that are in what the page shows. */
   edits: string[] = $derived(this.source?.edits ?? this.address.edits);
@@ -426,6 +432,16 @@ export class Session {
 
   dismiss(id: number): void {
     this.notices = this.notices.filter((one) => one.id !== id);
+  }
+}
+
+/** An input that stands in the address as JSON. */
+function inputOf(text: string | undefined): Input | null {
+  try {
+    const input: unknown = JSON.parse(text ?? "null");
+    return typeof input === "object" ? (input as Input | null) : null;
+  } catch {
+    return null;
   }
 }
 

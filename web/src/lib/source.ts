@@ -1,6 +1,7 @@
 // Where the data comes from: the server of `pencil explore`, or a file that holds it.
 
 import type {
+  Ablations, Along, Training,
   Answer, Attention, Changed, Contributions, Difference, Frame, How, Learning, Light, Model, Outline, OutToken, Picture, PictureOf, Receipt, Slice, State, Taken,
 } from "./types";
 import type { DocumentName, DocumentOf } from "../views/inside/lesson_types";
@@ -32,7 +33,7 @@ export type Watch = { signal?: AbortSignal; onEvent?: (event: Event) => void };
 export type Shown = { cell: string; more: Record<string, string>; open: string[] };
 
 export type Feature =
-  | "input" | "answer" | "record" | "picture" | "attention" | "light" | "contributions" | "compare" | "edit" | "tour" | "documents" | "katas" | "export" | "scores" | "learning";
+  | "input" | "answer" | "record" | "picture" | "attention" | "light" | "contributions" | "compare" | "edit" | "tour" | "documents" | "katas" | "export" | "scores" | "learning" | "training";
 
 /** One method a view. Every one may reject with a `Problem`. */
 export interface Source {
@@ -60,7 +61,7 @@ export interface Source {
   /** The index of the cell of a tensor to look at first; the first one where a source has no better. */
   striking?(name: string): number[];
   /** Every head; with `scores` also what `pencil heads` measures, which takes a while. */
-  attention(trace: string, scores?: boolean): Promise<Attention>;
+  attention(trace: string, scores?: boolean, watch?: Watch): Promise<Attention>;
   light(trace: string, layer: number | null, head: number | null, how: How): Promise<Light>;
   /** The model as lines and what hangs from them; and what each of it meant for one number of the output. */
   picture(trace: string): Promise<Picture>;
@@ -70,6 +71,11 @@ export interface Source {
   learning(trace: string): Promise<Learning>;
   compare(a: State, b: State, watch?: Watch): Promise<Difference>;
   edit(state: State, edit: string, watch?: Watch): Promise<Changed>;
+  /** A number of the answer with each head switched off in turn, or set to its mean. */
+  ablations(state: State, cell: string, to: Ablations["to"], watch?: Watch): Promise<Ablations>;
+  training(model: string): Promise<Training>;
+  /** A number of the answer over the training. */
+  along(state: State, cell: string, watch?: Watch): Promise<Along>;
   /** The tour of the model that a trace is of, with the numbers of the trace. */
   tour(trace: string): Promise<TourOf>;
   documents(): Promise<{ documents: DocumentName[] }>;
@@ -101,4 +107,5 @@ export const WORDS: Record<Feature, string> = {
   export: "the export to a file",
   scores: "the scores of the heads",
   learning: "training steps",
+  training: "the training",
 };

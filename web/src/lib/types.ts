@@ -19,6 +19,8 @@ export type State = {
   lessons?: Lesson[];
   step?: string; // a target: what is recorded is one more training step
   rate?: number; // of that step: so many times the run's learning rate
+  other?: Input; // whose values an edit with =patch takes
+  at?: number; // a step of the run's training, whose weights are looked at
 };
 
 export type Control = {
@@ -326,6 +328,24 @@ export type PictureOf = {
   lens: Lens[];
   unlensed?: string; // why there is no lens
 };
+
+/** A number of the answer, on the same tokens; of a logit also its probability, and the likeliest there. */
+export type Measured = { value: number; probability?: number; top?: string };
+/** A head whose values are set to 0 or to their mean; `edit` does the same to the page. */
+export type Ablated = Measured & { name: string; group: string; layer: number; head: number; edit: string; change: number };
+export type Ablations = Measured & { cell: string; to: "0" | "mean"; heads: Ablated[] };
+
+/** The training of a run: its losses by step, and the steps whose weights are kept. */
+export type Training = {
+  kept: number[];
+  own: number | null; // the step of the weights that the run is used with
+  step: number; // how far it is, and for how many steps it is trained
+  steps: number;
+  train_loss: [number, number][];
+  val_loss: [number, number][];
+};
+/** One number of the answer as the model of each kept step computes it. */
+export type Along = { cell: string; points: (Measured & { step: number })[] };
 
 /** The loss before a training step that was taken, and how likely each target was. */
 export type Taken = { loss: number; probabilities: number[] };

@@ -6,13 +6,13 @@ import type { Model } from "../lib/types";
 import Compare from "./Compare.svelte";
 import Documents from "./Documents.svelte";
 import Katas from "./Katas.svelte";
-import Knobs from "./Knobs.svelte";
+import Change from "./Change.svelte";
 import Learn from "./Learn.svelte";
 import Look from "./Look.svelte";
 import Numbers from "./Numbers.svelte";
 import Share from "./Share.svelte";
 import TourOfModel from "./TourOfModel.svelte";
-import Wall from "./Wall.svelte";
+import Heads from "./Heads.svelte";
 
 export type Group = "look" | "inside" | "try" | "lessons";
 
@@ -36,8 +36,8 @@ export const GROUPS: { id: Group; title: string }[] = [
 export const VIEWS: View[] = [
   { id: "look", title: "Look", group: "look", component: Look, needs: "answer", receipts: true, when: (source) => source.can("answer") },
   { id: "numbers", title: "Numbers", group: "inside", component: Numbers, needs: "trace", receipts: true },
-  { id: "heads", title: "Heads", group: "inside", component: Wall, needs: "trace", receipts: true, when: (source) => source.can("attention") },
-  { id: "change", title: "Change", group: "try", component: Knobs, needs: "nothing", receipts: true, when: (source) => source.can("edit") },
+  { id: "heads", title: "Heads", group: "inside", component: Heads, needs: "trace", receipts: true, when: (source) => source.can("attention") },
+  { id: "change", title: "Change", group: "try", component: Change, needs: "nothing", receipts: true, when: (source) => source.can("edit") },
   { id: "compare", title: "Compare", group: "try", component: Compare, needs: "trace", receipts: true, when: (source) => source.can("compare") },
   { id: "learn", title: "Learn", group: "try", component: Learn, needs: "nothing", receipts: true, when: (source) => source.can("learning") },
   { id: "tour", title: "Tour", group: "lessons", component: TourOfModel, needs: "trace", receipts: false, when: (source) => source.can("tour") },
