@@ -849,7 +849,7 @@ def test_every_view_shows_the_model_at_a_step_of_its_training(run):
         np.testing.assert_allclose(recorded.array("logits"), other(recorded.traced_model.inputs[0]), atol=2e-5)
     assert session.record(state) is trace
     for raw, words in (
-        ({"at": 5}, "no weights of step 5 any more"),
+        ({"at": 5}, "has no checkpoint of step 5; it has those of steps 20, 30"),
         ({"at": 1.5}, "a whole number"),
         ({"at": 11, "lessons": [{"input": {"text": "a"}, "target": "", "steps": 1}]}, "from the run's own weights"),
     ):

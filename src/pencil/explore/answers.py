@@ -1,5 +1,6 @@
 """The answer of a model to one input, computed as `pencil sample` computes it, without recording anything."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,7 +31,7 @@ from ..inference.text_batches import token_label
 from ..runs.run import Loaded
 from ..tracing.address import address
 from .edits import Edit, EditedModel
-from .json_values import number
+from .json_values import number, packed
 from .requests import State
 
 Label = Callable[[int], str]
@@ -38,8 +39,9 @@ Model = nn.Module | EditedModel
 OnEvent = Callable[[str, dict[str, Any]], object]
 MOST_VECTOR_NUMBERS = 8192  # of a vector that is sent
 SHORT_PROMPT_TOKENS = 64  # of a prompt that a small model reads on one thread
-PICTURE_MOMENTS = 13  # of a picture on its way out of the noise
-SLOW_MOMENTS = 7  # of a video, or where each moment goes through the autoencoder
+PICTURE_MOMENTS = 26  # of a picture on its way out of the noise
+SLOW_MOMENTS = 7  # of a video, or of a large picture, or where each moment goes through the autoencoder
+LARGE_PICTURE = 64 * 64  # pixels
 MOST_RIVALS = 8  # bars of the likeliest tokens beside each token of the answer
 MOST_ROWS = 12  # rows of the table that leads from the logits to the token
 
@@ -408,8 +410,9 @@ class Painter:
 def _draw(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
     """The picture that `pencil sample` draws with the same seed, and moments on the way to it.
 
-    A moment has the number of steps before it, the time, the noisy picture there, and the clean one that the model
-    predicts from it. The frames of a video stand side by side.
+    A moment has the number of steps before it, the time, the noisy picture there, the clean one that the model predicts
+    from it, and, with guidance, how that differs with and without the condition. The frames of a video stand side by
+    side.
     """
     loaded, listener, options = question.loaded, question.listener, question.state.options
     c, device, steps = loaded.model.config, loaded.device, int(options["steps"])
@@ -419,16 +422,21 @@ def _draw(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
     x = draw_noise((1, c.channels, *c.sides), generators).to(device)
     condition = prompt.condition
     places = Span.at(condition[1].to(device)) if len(condition) > 1 else None
-    guided = classifier_free_guidance(
-        model, condition[0].to(device) if condition else None, float(options.get("guidance", 1.0)), places
-    )
     seen: dict[str, Tensor] = {}
+
+    def watched(*inputs: Any) -> Tensor:
+        seen["both"] = model(*inputs)
+        return seen["both"]
+
+    guidance = float(options.get("guidance", 1.0))
+    guided = classifier_free_guidance(watched, condition[0].to(device) if condition else None, guidance, places)
 
     def denoise(x: Tensor, timestep: Tensor) -> Tensor:
         seen["x"], seen["predicted"] = x, guided(x, timestep)
         return seen["predicted"]
 
-    few = PICTURE_MOMENTS if c.frames == 1 and not painter.decodes else SLOW_MOMENTS
+    quick = c.frames == 1 and not painter.decodes and math.prod(c.sides) <= LARGE_PICTURE
+    few = PICTURE_MOMENTS if quick else SLOW_MOMENTS
     moments = set(np.linspace(0, steps, min(few, steps + 1)).astype(int).tolist())
     frames, times = [], process.times(steps)
     listener.step(0, steps, "denoising")
@@ -441,6 +449,11 @@ def _draw(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
                 "picture": painter.address(seen["x"]),
                 "clean": painter.address(clean),
             }
+            if len(seen["both"]) > 1:
+                conditional, unconditional = (
+                    painter.clean(seen["x"], half, times[done]) for half in seen["both"].chunk(2)
+                )
+                frame["guide"] = signed_map(conditional - unconditional)
             frames.append(frame)
             listener.tell("frame", frame)
         x = after
@@ -456,6 +469,14 @@ def _draw(question: Question, model: Model, prompt: Prompt) -> dict[str, Any]:
     }
     shown = [line for line, holds in notes.items() if holds]
     return {"picture": frames[-1]["picture"], "frames": frames, "notes": shown}
+
+
+def signed_map(difference: Tensor) -> dict[str, Any]:
+    """The mean over the channels of a picture that may be negative: bytes, of which 127 stands for `top`."""
+    values = _side_by_side(difference[0].double().cpu().numpy()).mean(0)
+    top = float(np.abs(values).max())
+    scaled = np.rint(127 * values / top) if top else values
+    return {"shape": list(values.shape), "values": packed(scaled, "i1"), "top": top}
 
 
 def _side_by_side(picture: np.ndarray) -> np.ndarray:

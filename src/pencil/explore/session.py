@@ -97,11 +97,11 @@ class Session:
 
     @classmethod
     def open(cls, path: str | Path, id: str = "a", step: int | None = None) -> "Session":
-        """The model of a run, or the one of its checkpoint at a step."""
+        """The model of a run, or the one of its snapshot or checkpoint at a step."""
         loaded = load(path, dtype="auto")
         if step is None:
             return cls(loaded, id)
-        return cls(load_checkpoint(loaded, step), id, f"{Path(path).name}@{step}", step)
+        return cls(load_step(loaded, step), id, f"{Path(path).name}@{step}", step)
 
     @classmethod
     def of_examples(cls) -> "list[Session]":
@@ -156,15 +156,22 @@ class Session:
     def compute_answer(self, state: State, listener: Listener = NOBODY) -> Answer:
         """The answer and its tokens; computed anew where someone hears of its events."""
 
-        state = replace(state, step=None, rate=1.0)  # which says only what is recorded
+        asked, state = state, replace(state, step=None, rate=1.0)  # which says only what is recorded
+        if self.profile.draws:  # and of a picture out of the noise also the denoising step
+            state = replace(state, options={**state.options, "step": 1})
+            if state.key in self.answers:
+                found = self.answers[state.key]
+                return replace(found, shown={**found.shown, "state": asked.as_json()})
 
         def compute() -> Answer:
             edits, loaded = self.located_edits(state), self.trained(state, listener).loaded
             return answer(Question(loaded, self.profile, state, edits, self.live, listener))
 
         if listener.on_event is not None:
-            return self.answers.put(state.key, compute())
-        return self.answers.get_or_make(state.key, compute)
+            found = self.answers.put(state.key, compute())
+        else:
+            found = self.answers.get_or_make(state.key, compute)
+        return replace(found, shown={**found.shown, "state": asked.as_json()}) if self.profile.draws else found
 
     def trained(self, state: State, listener: Listener = NOBODY) -> Trained:
         """The model of a state: the run's, at a step of its training, or the copy that has taken its lessons."""
@@ -274,6 +281,4 @@ def load_step(loaded: Loaded, step: int) -> Loaded:
         read = snapshots.read(folder, step, shapes, family(loaded.run.family).renamed_tensors)
         loaded.model.load_state_dict({name: t.to(own[name].dtype) for name, t in read.items()})
         return loaded
-    if step in checkpoint.saved_steps(folder):
-        return load_checkpoint(loaded, step)
-    raise UserError(f"{folder} has no weights of step {step} any more: choose another step of its training")
+    return load_checkpoint(loaded, step)

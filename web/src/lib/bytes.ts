@@ -10,6 +10,7 @@ function bytes(text: string): ArrayBuffer {
 
 export const float64s = (text: string) => new Float64Array(bytes(text));
 export const float32s = (text: string) => new Float32Array(bytes(text));
+export const int8s = (text: string) => new Int8Array(bytes(text));
 export const uint8s = (text: string) => new Uint8Array(bytes(text));
 
 const decoded = new WeakMap<Slice, Float64Array>();

@@ -37,6 +37,12 @@ export function traced(model: Model, input: Input, written = "", file = PICTURE)
   return `pencil.trace(${args.join(", ")})`;
 }
 
+/** A trace with one more edit: its value is a number, a word that Python takes as well, or the trace that is patched from. */
+export function edited(trace: string, edit: string): string {
+  const cut = edit.lastIndexOf("="), value = edit.slice(cut + 1).trim();
+  return `${trace}.edit(${quoted(edit.slice(0, cut))}, ${value === "patch" ? "source" : /^(mean|noise)/.test(value) ? quoted(value) : value})`;
+}
+
 /** The lines of the present state and cell; a view adds its own with `more`. With `prompt` without what was written. */
 export function python(session: Session, more: string[] = [], prompt = false): string {
   const { source, model, input, cell, state, answer, stale } = session;
@@ -49,10 +55,9 @@ export function python(session: Session, more: string[] = [], prompt = false): s
     const writes = model.controls.some((one) => one.name === "temperature");
     lines.push(`t = ${traced(model, input, writes && !prompt && !stale ? answer?.text : "")}`);
   }
-  for (const edit of state.edits) {
-    const cut = edit.lastIndexOf("=");
-    lines.push(`t = t.edit(${quoted(edit.slice(0, cut))}, ${edit.slice(cut + 1)})`);
-  }
+  if (state.at !== undefined) lines.push(`# of the weights after step ${state.at}: from pencil.explore.session import Session; Session.open("RUN", step=${state.at}).loaded`);
+  if (state.other) lines.push(`source = ${traced(model, state.other, "", OTHER_PICTURE)}  # what the patch is from`);
+  for (const edit of state.edits) lines.push(`t = ${edited("t", edit)}`);
   if (more.length) lines.push(...more);
   else if (cell) lines.push(`print(t[${quoted(cell)}])`);
   return program(lines);

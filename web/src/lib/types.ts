@@ -96,7 +96,10 @@ export type OutToken = {
   chosen: Chosen;
 };
 
-export type Frame = { step: number; time: number; picture: string; clean?: string };
+/** `guide`: the clean picture predicted with the condition minus the one without it; bytes, of which 127 stands for `top`. */
+export type Frame = {
+  step: number; time: number; picture: string; clean?: string; guide?: { shape: [number, number]; values: string; top: number };
+};
 
 export type Answer = {
   state: State;

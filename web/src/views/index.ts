@@ -11,6 +11,7 @@ import Learn from "./Learn.svelte";
 import Look from "./Look.svelte";
 import Numbers from "./Numbers.svelte";
 import Share from "./Share.svelte";
+import Training from "./Training.svelte";
 import TourOfModel from "./TourOfModel.svelte";
 import Heads from "./Heads.svelte";
 
@@ -40,6 +41,7 @@ export const VIEWS: View[] = [
   { id: "change", title: "Change", group: "try", component: Change, needs: "nothing", receipts: true, when: (source) => source.can("edit") },
   { id: "compare", title: "Compare", group: "try", component: Compare, needs: "trace", receipts: true, when: (source) => source.can("compare") },
   { id: "learn", title: "Learn", group: "try", component: Learn, needs: "nothing", receipts: true, when: (source) => source.can("learning") },
+  { id: "training", title: "Training", group: "try", component: Training, needs: "answer", receipts: true, when: (source) => source.can("training") },
   { id: "tour", title: "Tour", group: "lessons", component: TourOfModel, needs: "trace", receipts: false, when: (source) => source.can("tour") },
   { id: "documents", title: "Documents", group: "lessons", component: Documents, needs: "nothing", receipts: false, when: (source) => source.can("documents") },
   { id: "katas", title: "Katas", group: "lessons", component: Katas, needs: "nothing", receipts: false, when: (source) => source.can("katas") },

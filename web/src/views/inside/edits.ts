@@ -67,7 +67,17 @@ export function said(edit: string, outline: Outline | null): string {
   const words = ofTokens(at.name, outline);
   if (words && fixed.length === at.index.length && words[Number(value)] !== undefined) return `token ${fixed.at(-1)! + 1} is “${visible(words[Number(value)]!)}”`;
   const whole = tensorAt(place, at.name), cell = fixed.length ? `${whole}[${at.index.map((one) => one ?? ":").join(",")}]` : `all of ${whole}`;
+  const becomes = inWords(value);
+  if (becomes) return `${cell} ${becomes}`;
   return value ? `${cell} set to ${value.replace("-", "−").replace("inf", "∞")}` : `${whole} changed`;
+}
+
+/** What cells become besides a number, in words; nothing for a number. */
+function inWords(value: string): string {
+  const [word, deviation, seed = "0"] = value.trim().split(":");
+  if (word === "mean") return "set to the mean over the positions";
+  if (word === "patch") return "as for the other input";
+  return word === "noise" ? `with noise of deviation ${deviation} (seed ${seed})` : "";
 }
 
 export type Knob = { label: string; where: string; value: string | null /* null: to be typed */ };

@@ -1,6 +1,6 @@
 // The lines of Python that give what a view shows, after those that record the state.
 
-import { OTHER_PICTURE, pictureLine, quoted, traced } from "../../lib/python";
+import { edited, OTHER_PICTURE, pictureLine, quoted, traced } from "../../lib/python";
 import type { Input, Model, State } from "../../lib/types";
 
 /** One head's pattern, or that of a whole layer. */
@@ -17,10 +17,7 @@ export function whyLines(cell: string, against: string | null): string[] {
 export function versusLines(model: Model, other: State, mine: Input): string[] {
   const own = other.input.picture !== undefined && other.input.picture !== mine.picture;
   const pictured = own ? [pictureLine(other.input.picture!, OTHER_PICTURE)] : [];
-  const edits = other.edits.map((edit) => {
-    const cut = edit.lastIndexOf("=");
-    return `other = other.edit(${quoted(edit.slice(0, cut))}, ${edit.slice(cut + 1)})`;
-  });
+  const edits = other.edits.map((edit) => `other = ${edited("other", edit)}`);
   return [...pictured, `other = ${traced(model, other.input, "", own ? OTHER_PICTURE : undefined)}`, ...edits, "", "from pencil.tracing.show import differences", "", "for found in differences(other, t):", "    print(found)"];
 }
 
