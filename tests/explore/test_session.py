@@ -806,6 +806,31 @@ def test_an_imported_run_is_explored_like_any_other(tmp_path):
     assert receipt_of(session, session.state(state).key, outline["start"])["agrees"]
 
 
+def test_a_step_of_a_diffusion_is_the_one_recorded_and_shows_what_the_condition_changes(sessions, monkeypatch):
+    """The clean picture is linear in the prediction, so the two differ by a multiple of what the trace recorded."""
+    session = sessions("dit")
+    state = first(session, steps=3, step=2, guidance=2.5, seed=11)
+    frames = session.answer(state)["frames"]
+    recorded = session.record(state)
+    conditional, unconditional = recorded.array("output").astype(np.float64)[:, 0]
+    guide = frames[1]["guide"]
+    shown = floats(guide["values"], np.int8, *guide["shape"]) * guide["top"] / 127
+    difference = conditional - unconditional
+    scale = (shown * difference).sum() / (difference**2).sum()
+    np.testing.assert_allclose(shown, scale * difference, atol=guide["top"] / 127)
+    assert abs(scale) > 0.01
+    assert abs(shown).max() == pytest.approx(guide["top"])
+    noisy = pixels(frames[1]["picture"])
+    given = next(n.name for n in recorded.graph.nodes if n.kind == "input" and n.shape[1:] == (1, 8, 8))
+    np.testing.assert_allclose((recorded.array(given)[0, 0].clip(-1, 1) + 1) * 127.5, noisy, atol=0.51)
+    # another step is of the same picture, which is not drawn anew
+    monkeypatch.setattr("pencil.explore.session.answer", None)
+    again = session.answer({**state, "input": {**state["input"], "options": {**state["input"]["options"], "step": 3}}},
+                           Listener(lambda kind, data: None))  # fmt: skip
+    assert again["frames"] is frames
+    assert again["state"]["input"]["options"]["step"] == 3
+
+
 # ---- the training watched
 
 

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import shutil
 from contextlib import contextmanager
 from urllib.parse import quote, unquote
 
@@ -14,10 +15,14 @@ from PIL import Image
 from conftest import unchecked
 from explore.served import serving
 from explore.small_runs import write_run
+from page.answer_server import until
 from page.blank import blank_page
 from page.mock import Events, axe, mocked, turn_to
+from pencil.explore.ablations import ablations
 from pencil.explore.session import Session
+from pencil.explore.training import along
 from pencil.learn.katas import kata, progress
+from pencil.runs import snapshots
 
 ATTENTION = "blocks.1.attn.pattern"
 
@@ -83,6 +88,14 @@ def address(view, text="the cat", **more):
     return f"#view={view}&text={quote(text)}&o.tokens=3{rest}"
 
 
+def signed(word):
+    return float(word.replace("−", "-"))
+
+
+def numbers(page, where):
+    return [signed(word) for word in page.locator(where).all_inner_texts()]
+
+
 def cell_of(page):
     """The cell whose receipt is open, from the address."""
     return unquote(page.url).rpartition("cell=")[2]
@@ -92,9 +105,32 @@ def cell_of(page):
 
 
 def test_every_head_has_a_picture_and_one_opens_down_to_a_receipt(browser, texts):
+    one = session(texts)
+    cell = one.answer(asked())["tokens"][1]["cell"]
+    parts = {part.id: part.value for part in one.record(asked()).contributions(cell).parts if part.kind == "head"}
+    added = [parts[f"blocks.{layer}.attn:{head}"] for layer in range(2) for head in range(3)]
+    found = ablations(one, asked(), cell)
     with opened(browser, texts, address("heads")) as page:
-        page.wait_for_selector(".thumb canvas")
+        page.wait_for_selector(".thumb")
         assert page.locator(".thumb").count() == 2 * 3
+        assert "the run does not record where its data is" in page.inner_text(".measuring")
+        # what each head added to the chosen token, and how that changes without it
+        page.wait_for_selector(".controls option:has-text('was chosen')")
+        page.select_option(".controls select >> nth=0", cell)
+        until(page, lambda: numbers(page, ".added .number") == pytest.approx(added, abs=6e-3))
+        page.click("text=What does “")
+        page.locator(".off td button").nth(5).wait_for()
+        changes = [head["change"] for head in found["heads"]]
+        assert numbers(page, ".off td button") == pytest.approx(changes, abs=6e-3)
+        largest = max(found["heads"], key=lambda head: abs(head["change"]))
+        assert (
+            page.locator(".off li button").first.inner_text()
+            == f"block {largest['layer'] + 1} · head {largest['head'] + 1}"
+        )
+        page.locator(".off li button").first.click()
+        page.wait_for_selector(".knobs .edit code")
+        assert page.inner_text(".knobs .edit code") == largest["edit"]
+        page.go_back()
         page.click(f'[data-head="{ATTENTION}:2"]')
         page.wait_for_selector(".keys .key")
         pattern = session(texts).record(asked()).array(ATTENTION)[0, 2]
@@ -120,7 +156,7 @@ def heads_seen():
     heads = [
         {
             "head": i,
-            "names": [],
+            "names": ["previous token"] if score == 0.9 else [],
             "scored": "previous token",
             "score": score,
             "baseline": 0.25,
@@ -163,10 +199,9 @@ def test_all_heads_have_one_scale_and_are_sorted_by_what_they_do_above_chance(br
         page.select_option(".controls select", "score")
         order = page.locator(".thumb").evaluate_all("all => all.map(one => one.dataset.head.at(-1))")
         assert order == ["1", "2", "0"]
-        assert page.locator(".thumb .caption").first.inner_text().split("\n")[1:] == [
-            "previous token 90\xa0%",
-            "chance 25\xa0%",
-        ]
+        # named only where the score is clear; how far above chance stands beside the name
+        assert page.locator(".caption strong").all_inner_texts() == ["previous token"]
+        assert page.get_attribute(".caption strong", "title") == "previous token 90\xa0%; by chance 25\xa0%"
 
 
 # ---- why
@@ -323,7 +358,7 @@ def test_a_change_is_named_in_every_view_until_it_is_undone(browser, texts):
 SAID = {
     "blocks.0.attn.z[:,1]=0": "block 1 · head 2 off",
     "blocks.1.attn.scores[:,:,3,2]=-inf": "block 2 · attention: token 4 cannot see token 3",
-    "blocks.0.mlp.out=0": "all of block 1 · MLP · out set to 0",
+    "blocks.0.mlp.out=mean": "all of block 1 · MLP · out set to the mean over the positions",
     "blocks.0.attn.pattern[0,1,2,1]=0.5": "block 1 · attention · pattern[0,1,2,1] set to 0.5",
 }
 
@@ -362,6 +397,83 @@ def test_a_token_is_set_by_its_text_or_its_id(browser, texts):
         page.wait_for_function("() => pencil.session.recordProblem")
         alone.wait_for()
         assert page.inner_text(".knobs [role=alert]").strip() == said
+
+
+def test_a_part_becomes_its_mean_noise_or_what_the_other_input_has(browser, texts):
+    one = session(texts)
+    with opened(
+        browser, texts, address("change", cell="blocks.0.attn.z[0,1,2,0]", **{"b.input": '{"text":"the dog"}'})
+    ) as page:
+        for kind, edit in (
+            ("mean", "blocks.0.attn.z[:,1]=mean"),
+            ("noise", "blocks.0.attn.z[:,1]=noise:0.5:7"),
+            ("patch", "blocks.0.attn.z[:,1]=patch"),
+        ):
+            page.select_option("form select >> nth=0", "blocks.0.attn.z[:,1]")
+            page.select_option("form select >> nth=1", kind)
+            if kind == "noise":
+                page.get_by_label("deviation").fill("0.5")
+                page.get_by_label("seed", exact=True).fill("7")
+            page.click("text=Set it >> nth=-1")
+            page.wait_for_function("edit => document.querySelector('.edit code')?.textContent === edit", arg=edit)
+            top = tops[edit.partition("=")[2]]
+            page.wait_for_function(
+                "([label, p]) => { const reply = [...document.querySelectorAll('.reply')].at(-1); return reply"
+                " && !document.querySelector('[aria-busy=true]') && reply.querySelector('.p').textContent === p; }",
+                arg=[top["label"], "<0.001" if top["probability"] < 5e-4 else f"{top['probability']:.3f}"],
+            )
+
+
+@pytest.fixture(scope="module")
+def watched(home, quickly):
+    """A run with weights of five steps, of which no two are the same."""
+    run = write_run("gpt", home / "watched", context=19, depth=2)
+    for step in (0, 1, 2, 3, 4):
+        other = Session.open(write_run("gpt", home / f"step-{step}", seed=step + 1, context=19, depth=2))
+        shutil.copy(other.folder / "model.safetensors", home / "weights")
+        snapshots.add(run, step, 24, lambda path: shutil.copy(home / "weights", path))
+    (run / "metrics.jsonl").write_text("".join(
+        json.dumps({"step": step, "train_loss": 5 - step, "val_loss": 6 - step}) + "\n" for step in (0, 2, 4)
+    ))  # fmt: skip
+    with serving(Session.open(run)) as found:
+        yield found
+
+
+def test_a_training_is_watched_over_its_steps(browser, watched):
+    one = session(watched)
+    first = one.answer(asked())["tokens"][0]["cell"]
+    points, at_two = along(one, asked(), first)["points"], one.answer({**asked(), "at": 2})["text"]
+    with opened(browser, watched, address("training")) as page:
+        page.locator("circle.on, [aria-label='One number'] circle").nth(4).wait_for()
+        page.select_option("[aria-label='The number']", first)
+        page.click("[aria-label='One number'] summary")
+        expected = [point["probability"] for point in points]
+        until(page, lambda: numbers(page, "[aria-label='One number'] td") == pytest.approx(expected, rel=6e-3))
+        assert "from 5.00 to 1.00" in page.get_attribute("[aria-label='The loss'] svg", "aria-label")
+        slider = page.locator("#over-training")
+        slider.focus()
+        for _ in range(3):  # from the run's own weights back to those after step 2
+            page.keyboard.press("ArrowLeft")
+        assert page.inner_text(".slide label >> nth=0") == "after step 2"
+        until(page, lambda: page.locator(".reply .text").all_inner_texts() == [at_two])
+        page.locator("[aria-label='The heads at this step'] button").first.click()
+        page.wait_for_selector(".edited >> text=After step 2 of its training")
+        page.click("text=Back to the run's weights")
+        assert page.locator(".edited").count() == 0
+        # a run that goes on is looked at again: what it keeps meanwhile can be chosen, and is followed
+    config = one.folder / "config.toml"
+    before = config.read_text()
+    config.write_text(before.replace("[train]", "[train]\nsteps = 9"))
+    with opened(browser, watched, address("training")) as page:
+        page.get_by_label("follow the training").check()
+        page.wait_for_function("() => document.querySelector('.slide label').textContent === 'after step 4'")
+        snapshots.add(one.folder, 6, 24, lambda path: shutil.copy(home_weights(one), path))
+        page.wait_for_function("() => document.querySelector('.slide label').textContent === 'after step 6'")
+    config.write_text(before)
+
+
+def home_weights(one):
+    return one.folder / "model.safetensors"
 
 
 @pytest.mark.long

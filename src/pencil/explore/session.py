@@ -136,12 +136,22 @@ class Session:
             "live": self.live,
             "input": self.takes,
             "output": self.profile.output(self.loaded),
-            "unmeasured": self.kind.heads.partition(";")[0] if isinstance(self.kind.heads, str) else "",
+            "unmeasured": self._unmeasured(),
             "target": target if isinstance(target, str) else asdict(target),
             "controls": [asdict(control) for control in self.controls],
             "example": examples[0]["input"],
             "examples": examples,
         }
+
+    def _unmeasured(self) -> str:
+        """Why no score says what a head does; empty where scores can be measured."""
+        from ..learn.heads.kept import is_example
+
+        if isinstance(self.kind.heads, str):
+            return self.kind.heads.partition(";")[0]
+        known = {"data_path", "data_hash"} <= set(self.loaded.run.config["run"])
+        own_text = is_example(self.loaded) and self.kind.heads is not None and self.kind.heads.from_text is not None
+        return "" if known or own_text else "the run does not record where its data is"
 
     def state(self, raw: State | Mapping[str, Any]) -> State:
         """A state as the page sends it, checked and completed."""

@@ -60,11 +60,11 @@ def measure_and_keep(loaded: Loaded) -> Report:
 def score_heads(loaded: Loaded) -> Report:
     """Score the heads of any weights of a run on its held-out data; on sentences where that does not come with it."""
     profile = head_profile(loaded)
-    text = SENTENCES if _is_example(loaded) and profile.from_text is not None else None
+    text = SENTENCES if is_example(loaded) and profile.from_text is not None else None
     return measure(loaded.model, profile, head_inputs(loaded, text), separators(loaded))
 
 
-def _is_example(loaded: Loaded) -> bool:
+def is_example(loaded: Loaded) -> bool:
     """Whether a run comes with Pencil."""
     folder = Path(loaded.run.path)
     return example_run(f"example:{folder.name}") == folder
@@ -80,5 +80,5 @@ def _place(loaded: Loaded) -> Place | None:
         return None
     weights = str(entries[-1]["sha256"])
     cached = cache_folder() / "heads" / f"{weights}.json"
-    own = () if _is_example(loaded) else (Path(loaded.run.path) / HEAD_SCORES,)
+    own = () if is_example(loaded) else (Path(loaded.run.path) / HEAD_SCORES,)
     return Place((*own, cached), weights)
