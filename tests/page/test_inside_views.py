@@ -106,17 +106,15 @@ def cell_of(page):
 
 def test_every_head_has_a_picture_and_one_opens_down_to_a_receipt(browser, texts):
     one = session(texts)
-    cell = one.answer(asked())["tokens"][1]["cell"]
-    parts = {part.id: part.value for part in one.record(asked()).contributions(cell).parts if part.kind == "head"}
-    added = [parts[f"blocks.{layer}.attn:{head}"] for layer in range(2) for head in range(3)]
+    cell = one.answer(asked())["tokens"][0]["cell"]
+    parts = {part.label: part.value for part in one.record(asked()).contributions(cell).parts if part.kind == "head"}
+    added = [parts[f"block {layer} · head {head}"] for layer in (1, 2) for head in (1, 2, 3)]
     found = ablations(one, asked(), cell)
     with opened(browser, texts, address("heads")) as page:
         page.wait_for_selector(".thumb")
         assert page.locator(".thumb").count() == 2 * 3
         assert "the run does not record where its data is" in page.inner_text(".measuring")
         # what each head added to the chosen token, and how that changes without it
-        page.wait_for_selector(".controls option:has-text('was chosen')")
-        page.select_option(".controls select >> nth=0", cell)
         until(page, lambda: numbers(page, ".added .number") == pytest.approx(added, abs=6e-3))
         page.click("text=What does “")
         page.locator(".off td button").nth(5).wait_for()
@@ -400,10 +398,13 @@ def test_a_token_is_set_by_its_text_or_its_id(browser, texts):
 
 
 def test_a_part_becomes_its_mean_noise_or_what_the_other_input_has(browser, texts):
-    one = session(texts)
-    with opened(
-        browser, texts, address("change", cell="blocks.0.attn.z[0,1,2,0]", **{"b.input": '{"text":"the dog"}'})
-    ) as page:
+    one, tops = session(texts), {}
+    for edit in ("mean", "noise:0.5:7", "patch"):
+        state = {**asked(edits=[f"blocks.0.attn.z[:,1]={edit}"]), "other": {"text": "the dog"}}
+        tops[edit] = one.answer(state)["tokens"][0]["top"][0]
+    assert len({top["probability"] for top in tops.values()}) == 3
+    where = address("change", cell="blocks.0.attn.z[0,1,2,0]", **{"b.input": '{"text":"the dog"}'})
+    with opened(browser, texts, where) as page:
         for kind, edit in (
             ("mean", "blocks.0.attn.z[:,1]=mean"),
             ("noise", "blocks.0.attn.z[:,1]=noise:0.5:7"),
@@ -445,11 +446,10 @@ def test_a_training_is_watched_over_its_steps(browser, watched):
     points, at_two = along(one, asked(), first)["points"], one.answer({**asked(), "at": 2})["text"]
     with opened(browser, watched, address("training")) as page:
         page.locator("circle.on, [aria-label='One number'] circle").nth(4).wait_for()
-        page.select_option("[aria-label='The number']", first)
         page.click("[aria-label='One number'] summary")
         expected = [point["probability"] for point in points]
         until(page, lambda: numbers(page, "[aria-label='One number'] td") == pytest.approx(expected, rel=6e-3))
-        assert "from 5.00 to 1.00" in page.get_attribute("[aria-label='The loss'] svg", "aria-label")
+        assert "training loss: from 5 to 1" in page.get_attribute("[aria-label='The loss'] svg", "aria-label")
         slider = page.locator("#over-training")
         slider.focus()
         for _ in range(3):  # from the run's own weights back to those after step 2
