@@ -332,8 +332,9 @@ def test_a_change_is_named_in_every_view_until_it_is_undone(browser, texts):
     with opened(browser, texts, address("answer")) as page:
         page.wait_for_selector(".tokens button")
         assert page.locator(".edited").count() == 0
+        turn_to(page, "Heads")
+        page.click("button[aria-label='block 2 · head 3 off']")
         turn_to(page, "Change")
-        page.click("button[aria-label='head 3 of block 2 · attention off']")
         assert page.inner_text(".edit span").split(" blocks.")[0] == "block 2 · head 3 off"
         assert page.locator(".edited").count() == 0  # the view has the list itself
         for view in ("Look", "Heads", "Numbers", "Compare", "Tour", "Documents", "Katas", "Share"):
@@ -456,7 +457,7 @@ def test_a_training_is_watched_over_its_steps(browser, watched):
             page.keyboard.press("ArrowLeft")
         assert page.inner_text(".slide label >> nth=0") == "after step 2"
         until(page, lambda: page.locator(".reply .text").all_inner_texts() == [at_two])
-        page.locator("[aria-label='The heads at this step'] button").first.click()
+        page.get_by_role("button", name="its heads").click()
         page.wait_for_selector(".edited >> text=After step 2 of its training")
         page.click("text=Back to the run's weights")
         assert page.locator(".edited").count() == 0
