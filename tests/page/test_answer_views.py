@@ -281,3 +281,41 @@ def test_an_answer_that_breaks_off_is_asked_for_again(browser):
         server.wrong = None
         page.wait_for_selector(".result:not(.stale)")
         page.wait_for_selector("main [role=alert]", state="detached")
+
+
+# ---- diffusion
+
+
+def test_a_picture_comes_out_of_the_noise(browser):
+    server = Server(data.dit(), data.denoised)
+    with opened(browser, server, reduced_motion="reduce") as page:
+        frames = data.denoised(server.states[0])["frames"]
+
+        def large():
+            return page.get_attribute(".diffusion figure img", "src")
+
+        assert large() == frames[-1]["picture"]
+        page.get_by_label("Step", exact=True).fill("1")
+        assert large() == frames[1]["picture"]
+        assert page.locator(".diffusion figure img").nth(1).get_attribute("src") == frames[1]["clean"]
+        page.get_by_role("button", name="next frame").click()  # nothing moves by itself
+        assert large() == frames[2]["picture"]
+        page.get_by_role("button", name="Frame 4").click()
+        assert large() == frames[3]["picture"]
+        until(page, lambda: server.states[-1]["input"].get("options") == {"step": 13})
+        page.get_by_label("class").select_option("dog")
+        until(page, lambda: server.states[-1]["input"]["label"] == "dog")
+
+
+def test_the_step_on_screen_is_the_one_recorded_within_the_number_of_steps(browser):
+    about = data.dit()
+    about["controls"][-1] |= {"value": 8, "least": 1, "most": 50, "within": "steps"}
+    server = Server(about, data.denoised)
+    with opened(browser, server) as page:
+        steps = page.get_by_label("denoising steps")
+        assert page.get_by_label("recorded step").count() == 0  # the scrubber chooses it
+        assert "now they are of step 8 of 16" in page.inner_text(".diffusion")
+        page.get_by_role("button", name="Frame 4").click()
+        until(page, lambda: server.states[-1]["input"].get("options") == {"step": 13})
+        steps.fill("5")
+        until(page, lambda: server.states[-1]["input"].get("options") == {"steps": 5, "step": 5})
