@@ -69,7 +69,6 @@ export default defineConfig({
     cssCodeSplit: false,
     assetsInlineLimit: 1e6,
     rollupOptions: {
-      treeshake: { propertyReadSideEffects: false, tryCatchDeoptimization: false }, // reading a property does nothing else
       input: "src/main.ts",
       output: { format: "iife", entryFileNames: "app.js", assetFileNames: "app.css", inlineDynamicImports: true },
     },

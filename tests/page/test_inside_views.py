@@ -297,8 +297,9 @@ def test_a_head_is_switched_off_and_on_and_the_address_reproduces_it(browser, te
     edit = "blocks.0.attn.z[:,1]=0"
     one = session(texts)
     before, after = one.answer(asked()), one.answer(asked(edits=[edit]))
-    with opened(browser, texts, address("change")) as page:
-        page.click("button[aria-label='head 2 of block 1 · attention off']")
+    with opened(browser, texts, address("heads")) as page:
+        page.click("button[aria-label='block 1 · head 2 off']")
+        turn_to(page, "Change")
         page.wait_for_selector(".reply >> nth=1")
         shown = page.locator(".reply .text").all_inner_texts()
         assert shown == [before["text"], after["text"]]
