@@ -28,17 +28,6 @@ class Server:
             "GET of": self._picture_of,
             "GET slice": self._slice,
             "GET attention": data.patterns(),
-            "GET picture": {"stacks": [], "columns": []},
-            "GET of": {
-                "cell": "",
-                "stack": "",
-                "query": [0],
-                "columns": [],
-                "rest": [],
-                "inputs": [],
-                "noInput": [],
-                "lens": [],
-            },
             "GET receipt": self._receipt,
             "GET contributions": {
                 "cell": "",
