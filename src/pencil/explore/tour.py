@@ -12,8 +12,8 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from math import exp, isfinite, isnan, prod, sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ ROUNDING = 1e-3  # of the largest operand: what four printed digits may hide
 LIKELY = 0.1  # tokens that were less probable are asked about only where all were
 NEAR = 0.02  # of the answer: how far off an answer may be
 NAMED = 4  # keys of a row that a sentence can name
-CALLED = {"cross": "cross-attention", "encoder": "the encoder", "text": "the text encoder"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ Slots = dict[str, Slot]
 @cache
 def steps() -> list[dict[str, Any]]:
     """Every step in each of its ways, as tour.toml has them."""
-    return tomllib.loads(files(__package__).joinpath("tour.toml").read_text(encoding="utf-8"))["step"]
+    return tomllib.loads(Path(__file__).with_name("tour.toml").read_text(encoding="utf-8"))["step"]
 
 
 def needs(step: Mapping[str, Any]) -> set[str]:
@@ -261,7 +260,6 @@ class Cast:
         self.place("block", layer_of(self.pattern))
         self.place("head", self.head)
         self.word("part", self.part)
-        self.word("stack", CALLED.get(group, "the model"))
         if group == "cross":
             self.word("source", "the source")
         if self.token is not None:
@@ -293,7 +291,7 @@ class Cast:
             self.size("patches", "patches.flat", -2)
             self.size("pixels", "patches.flat", -1)
             self.size("patch_vector", "patches.out", -1)
-            patch = self.key - first if self.of_patches else 0
+            patch = self.key - first if self.of_patches and first is not None else 0
             labels = self.trace.axis_words(self.trace.graph.nodes[self.trace.find("patches.out")], 1)
             self.word("patch", labels[patch])
             values = np.asarray(self.trace.array("patches.flat"))[0, patch]
