@@ -31,9 +31,10 @@ import json, os, sys
 import uvicorn
 from starlette.testclient import TestClient
 from pencil.cli.main import main
-from pencil.explore.attention_views import attention, light
+from pencil.explore.attention_views import attention
 from pencil.explore.cells import contributions, receipt
 from pencil.explore.outline import outline
+from pencil.explore.picture import picture
 from pencil.explore.session import Session
 
 def explore(run=None):
@@ -45,7 +46,7 @@ def explore(run=None):
     key = session.state(state).key
     start = outline(session, key)["start"]
     assert receipt(session, key, start)["agrees"]
-    attention(session, key), light(session, key), contributions(session, key, start)
+    attention(session, key), picture(session, key), contributions(session, key, start)
 
 def ask(server, sockets):
     '''What the server would answer, were it not for the network.'''

@@ -11,10 +11,10 @@ from small_runs import RUNS, write_run
 
 from pencil.config import UserError
 from pencil.explore.attention_views import attention as attention_of
-from pencil.explore.attention_views import light
 from pencil.explore.cells import compare, compare_edit, contributions, tensor_slice
 from pencil.explore.cells import receipt as receipt_of
 from pencil.explore.outline import outline as outline_of
+from pencil.explore.picture import picture, picture_of
 from pencil.explore.session import Session
 
 
@@ -27,12 +27,8 @@ def views(session: Session) -> dict:
     session.record(state)
     found["outline"] = outline_of(session, key)
     found["attention"] = attention_of(session, key)
-    for how in ("head", "mean", "rollout"):
-        layer, head = (0, 1) if how == "head" else (0, None) if how == "mean" else (None, None)
-        try:
-            found["light" if how == "mean" else f"light-{how}"] = light(session, key, layer, head, how)
-        except UserError as error:
-            found[f"light-{how}"] = {"error": str(error)}
+    found["picture"] = picture(session, key)
+    found["picture_of"] = picture_of(session, key, found["outline"]["start"])
     pattern = found["attention"]["groups"][0]["layers"][0]["name"]
     found["slice"] = tensor_slice(session, key, pattern)
     found["receipt"] = receipt_of(session, key, found["outline"]["start"])

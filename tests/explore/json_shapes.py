@@ -73,8 +73,6 @@ HEAD = {"head": int, "names": [str], "scored": str, "score": (float, None), "bas
 ATTENTION = {"groups": [{"name": {"", "encoder", "decoder", "cross", "text"},
                          "layers": [{"name": str, "layer": int, "heads": [HEAD], "thumb": [int]}],
                          "queries": [str], "keys": [str]}]}  # fmt: skip
-LIGHT = {"words": [str], "patches": int, "keys": [str], "rows": str, "how": {"head", "mean", "rollout"},
-         "layer": (int, None), "head": (int, None), "leading": ([[int]], None)}  # fmt: skip
 PART = {"id": str, "label": str, "kind": {"block", "head", "mlp", "token", "patch", "pixel", "position", "bias", "norm",
                                           "condition", "embedding", "rest"},
         "value": NUMBER, "share": NUMBER, "cell": (CELL, None), "parts": int}  # fmt: skip

@@ -108,8 +108,11 @@ class Pretended:
     def attention(self, key, scores=False, listener=None):
         return {"groups": [], "scores": scores}
 
-    def light(self, key, layer, head, how):
-        return {"layer": layer, "head": head, "how": how}
+    def picture(self, key):
+        return {"stacks": [], "columns": []}
+
+    def picture_of(self, key, cell):
+        return {"cell": cell}
 
     def contributions(self, key, cell, against=None, part=None):
         return {"cell": cell, "against": against, "part": part}
@@ -128,7 +131,8 @@ VIEWS = {
     "tensor_slice": "slice",
     "receipt": "receipt",
     "attention": "attention",
-    "light": "light",
+    "picture": "picture",
+    "picture_of": "picture_of",
     "contributions": "contributions",
     "compare_edit": "edit",
     "export_page": "export",

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from json_shapes import ANSWER, ATTENTION, CONTRIBUTIONS, LIGHT, MODEL, check
+from json_shapes import ANSWER, ATTENTION, CONTRIBUTIONS, MODEL, PICTURE, PICTURE_OF, check
 from shared_page import graph_of, views_of
 from small_runs import FIRST, write_run
 
@@ -50,9 +50,13 @@ def test_a_file_has_every_view(session, name, monkeypatch):
     check(views["model"], MODEL)
     check(views["answer"], ANSWER)
     check(views["attention"], ATTENTION)
-    for light in views["light"].values():
-        check(light, LIGHT)
-    assert {"mean::", "rollout::", "mean:0:", "head:0:1"} <= set(views["light"])
+    check(views["picture"], PICTURE)
+    assert views["picture_of"]
+    for cell, drawn in views["picture_of"].items():
+        check(drawn, PICTURE_OF)
+        assert drawn["cell"] == cell
+        for lens in drawn["lens"]:
+            assert lens["cell"].partition("[")[0] in graph["names"]
     for found in views["contributions"].values():
         check(found, CONTRIBUTIONS)
     cells = [token["cell"] for token in views["answer"].get("tokens", ())] or [graph["start"]]

@@ -229,7 +229,7 @@ def test_over_http_a_step_has_receipts_and_its_lessons_come_one_by_one(session):
         assert reply["recorded"] == view["changes"][0]["after"]
         answered = served.post("/api/record", {**raw, "step": None}).data["trace"]
         assert "open the view Learn" in served.get(f"/api/trace/{answered}/learning").error
-        for path in ("attention", "light"):
+        for path in ("attention", "picture"):
             assert "training step" in served.get(f"/api/trace/{made['trace']}/{path}").error
         for wrong, sentence in (
             ({"lessons": [{"input": {"text": "a"}, "target": "", "steps": 0}]}, "whole number from 1 to 1000"),

@@ -274,6 +274,23 @@ def test_a_pixel_is_what_the_held_model_makes_of_it_alone(drawn):
 # ---- where there is less
 
 
+def test_patches_that_attend_in_groups_are_lines_of_one_stack(tmp_path):
+    """Two frames of 2 × 2 patches: within a frame, then at one position across the frames."""
+    session = Session.open(write_run("dit-video", tmp_path))
+    state = session.state({"input": session.about()["example"]})
+    trace = session.record(state)
+    frames, places = (trace.array(f"blocks.{i}.attn.pattern") for i in range(2))
+    for row, line in ((0, 5), (1, 2)):  # with the condition, and without
+        of = picture_of(session, state.key, f"patches_out[{row},{line},3]")
+        assert of["query"] == [line]
+        within, across = (decoded(of["columns"][i]["rows"]).reshape(2, 8) for i in (0, 2))
+        frame, place = line // 4, line % 4
+        expected = np.zeros((2, 2, 8), np.float32)
+        expected[0, :, 4 * frame : 4 * frame + 4] = frames[2 * row + frame, :, place]
+        expected[1, :, place::4] = places[4 * row + place, :, frame]
+        np.testing.assert_allclose([within, across], expected, rtol=1e-6)
+
+
 def test_a_number_inside_the_model_and_a_closed_block(tmp_path):
     """A number of the first block is read from no stream; of closed blocks the lens needs the stream alone."""
     session = Session.open(write_run("gpt", tmp_path))

@@ -306,8 +306,8 @@ def test_each_request_reaches_its_view(recorded):
     assert (found["low"], found["high"], found["minus"]) == ("-inf", "nan", None)
     assert get(f"{trace}/slice?name=q&minus={KEY}").data["minus"] == "trace of a"
     assert get(f"{trace}/attention?scores=true").data["scores"] is True
-    assert get(f"{trace}/light?layer=2&head=1&how=head").data == {"layer": 2, "head": 1, "how": "head"}
-    assert get(f"{trace}/light").data == {"layer": None, "head": None, "how": "mean"}
+    assert get(f"{trace}/picture").data == {"stacks": [], "columns": []}
+    assert get(f"{trace}/picture/of?cell=logits%5B0,3%5D").data == {"cell": "logits[0,3]"}
     assert get(f"{trace}/contributions?cell=c&against=d&part=p").data == {"cell": "c", "against": "d", "part": "p"}
     edited = recorded.post("/api/edit", {"state": state(), "edit": "blocks.0.attn.z[:,2]=0"}).data
     assert edited["edit"] == "blocks.0.attn.z[:,2]=0"
@@ -368,7 +368,7 @@ def test_an_index_is_numbers_and_colons(recorded, index):
 
 def test_other_parts_of_an_address_are_checked(recorded):
     trace = f"/api/trace/{KEY}"
-    for path in ("receipt", "receipt?cell=", "slice", "light?layer=-1", "light?head=x", "receipt?cell=x&digits=99"):
+    for path in ("receipt", "receipt?cell=", "slice", "picture/of", "receipt?cell=x&digits=99"):
         assert recorded.get(f"{trace}/{path}").status == 400, path
     assert recorded.get(f"{trace}/receipt?cell={'x' * 1001}").status == 413
     assert recorded.get(f"{trace}/nothing").status == 404

@@ -15,7 +15,6 @@ from json_shapes import (
     ATTENTION,
     CHANGED,
     DIFFERENCE,
-    LIGHT,
     MODEL,
     OUT_TOKEN,
     OUTLINE,
@@ -37,7 +36,7 @@ from pencil.data.images.decoding import FITTED
 from pencil.explore.ablations import ablations
 from pencil.explore.answers import Listener, Stopped
 from pencil.explore.attention_views import attention as attention_of
-from pencil.explore.attention_views import light, shrunk
+from pencil.explore.attention_views import shrunk
 from pencil.explore.cells import compare, compare_edit, tensor_slice
 from pencil.explore.cells import receipt as receipt_of
 from pencil.explore.outline import outline as outline_of
@@ -134,9 +133,6 @@ def test_every_view_has_its_shape(sessions, name):
         for layer in group["layers"]:
             assert len(layer["heads"]) == about["heads"]
             floats(layer["heads"][0]["thumbnail"], np.uint8, *layer["thumb"])
-    check(light(session, key), LIGHT, "light")
-    check(light(session, key, 0, 1, "head"), LIGHT, "light")
-    check(light(session, key, how="rollout"), LIGHT, "light")
     pattern = attention["groups"][0]["layers"][0]["name"]
     part = tensor_slice(session, key, pattern)
     check(part, SLICE, "slice")
@@ -310,34 +306,6 @@ def test_each_tokens_cell_holds_its_logit_and_its_place(sessions, name):
 # ---- attention
 
 
-def test_a_word_is_lit_by_the_step_that_produced_it(sessions):
-    session = sessions("captioner")
-    state = first(session, tokens=6)
-    key, found, trace = session.state(state).key, session.answer(state), session.record(state)
-    before, patches = found["first_patch"], found["grid"][0] * found["grid"][1]
-    for layer in range(3):
-        pattern = trace.array(f"blocks.{layer}.attn.pattern")[0]
-        one = light(session, key, layer, 2, "head")
-        rows = floats(one["rows"], "<f4", len(found["tokens"]), patches)
-        mean = floats(light(session, key, layer)["rows"], "<f4", *rows.shape)
-        for i, token in enumerate(found["tokens"]):
-            # the step that produced a word reads the word before it
-            at = found["first_word"] + i
-            assert at == token["position"]
-            np.testing.assert_allclose(rows[i], pattern[2, at, before : before + patches], rtol=1e-6)
-            np.testing.assert_allclose(mean[i], pattern[:, at, before : before + patches].mean(0), rtol=1e-6)
-        assert one["keys"] == [f"patch {r},{c}" for r in range(1, 5) for c in range(1, 5)]
-    assert one["words"] == [token["text"] for token in found["tokens"]]
-    every = [
-        trace.array(f"blocks.{i}.attn.pattern")[0][
-            :, [t["position"] for t in found["tokens"]], before : before + patches
-        ]
-        for i in range(3)
-    ]
-    for i, (layer, head) in enumerate(one["leading"]):  # of all heads the one with the most for the patches
-        assert every[layer][head, i].sum() == max(a[h, i].sum() for a in every for h in range(len(a)))
-
-
 def test_heads_are_measured_once_and_kept_beside_the_run(run, tmp_path, monkeypatch):
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
     run = Path(shutil.copytree(run, tmp_path / "run"))
@@ -386,63 +354,6 @@ def test_heads_are_measured_once_and_kept_beside_the_run(run, tmp_path, monkeypa
             next(loaded.model.parameters()).add_(1)
         loaded.run.write_weights(loaded.model, {"step": 7})
         assert all(head["score"] is None for head in measured(False)[0])
-
-
-def test_rollout_is_the_product_of_the_layers(sessions):
-    session = sessions("captioner")
-    state = first(session, tokens=6)
-    key, found, trace = session.state(state).key, session.answer(state), session.record(state)
-    product = None
-    for layer in range(3):
-        a = trace.array(f"blocks.{layer}.attn.pattern")[0].mean(0)
-        a = 0.5 * a + 0.5 * np.eye(len(a))
-        product = a if product is None else a @ product
-    one = light(session, key, how="rollout")
-    rows = floats(one["rows"], "<f4", len(found["tokens"]), 16)
-    np.testing.assert_allclose(rows, product[[t["position"] for t in found["tokens"]], 1:17], rtol=1e-5)
-    assert one["layer"] is None
-    assert one["how"] == "rollout"
-
-
-def test_pooled_pictures_sources_and_groups_of_patches(sessions):
-    session = sessions("vit")
-    state = first(session)
-    pattern = session.record(state).array("blocks.1.attn.pattern")[0]
-    one = light(session, session.state(state).key, 1, 3, "head")
-    assert one["words"] == ["class"]
-    np.testing.assert_allclose(floats(one["rows"], "<f4", 16), pattern[3, 0, 1:], rtol=1e-6)
-    session = sessions("vit-mean")
-    state = first(session)
-    pattern = session.record(state).array("blocks.0.attn.pattern")[0]
-    one = light(session, session.state(state).key, 0)
-    np.testing.assert_allclose(floats(one["rows"], "<f4", 10), pattern.mean((0, 1)), rtol=1e-5)
-    session = sessions("seq2seq")
-    state = first(session, tokens=4)
-    trace = session.record(state)
-    one = light(session, session.state(state).key, 1, 0, "head")
-    assert one["keys"] == trace.labels["s"]
-    np.testing.assert_allclose(
-        floats(one["rows"], "<f4", 4, one["patches"]), trace.array("blocks.1.cross.pattern")[0, 0], rtol=1e-6
-    )
-    across = np.mean([trace.array(f"blocks.{i}.cross.pattern")[0].mean(0) for i in range(2)], 0)
-    a, b = (
-        0.5 * trace.array(f"encoder.blocks.{i}.attn.pattern")[0].mean(0) + 0.5 * np.eye(one["patches"])
-        for i in range(2)
-    )
-    rolled = light(session, session.state(state).key, how="rollout")
-    np.testing.assert_allclose(floats(rolled["rows"], "<f4", 4, one["patches"]), across @ b @ a, rtol=1e-5)
-    # two frames of 2 × 2 patches: within a frame, then at one position across the frames
-    session = sessions("dit-video")
-    state = first(session)
-    trace = session.record(state)
-    frames, places = trace.array("blocks.0.attn.pattern"), trace.array("blocks.1.attn.pattern")
-    one, other = (floats(light(session, session.state(state).key, i, 1, "head")["rows"], "<f4", 8, 8) for i in range(2))
-    for f in range(2):
-        np.testing.assert_allclose(one[4 * f : 4 * f + 4, 4 * f : 4 * f + 4], frames[f, 1], rtol=1e-6)
-    for place in range(4):
-        np.testing.assert_allclose(other[place::4, place::4], places[place, 1], rtol=1e-6)
-    np.testing.assert_allclose(one.sum(1), 1, rtol=1e-5)
-    np.testing.assert_allclose(other.sum(1), 1, rtol=1e-5)
 
 
 def test_a_thumbnail_is_the_mean_of_areas():

@@ -22,7 +22,7 @@ from ..tracing.graph import Array, Graph, refs, tables
 from ..tracing.live_trace import LiveTrace
 from ..tracing.trace_base import TraceBase
 from .answers import NOBODY, Listener, one_thread
-from .attention_views import attention, layer_of, light
+from .attention_views import attention
 from .cells import contribution_table, find_contributions
 from .outline import lenses, module_map, outline, residual_edges
 from .outline import tensors as all_tensors
@@ -34,7 +34,6 @@ from .tour import tour
 MOST_FILE_BYTES = 5_000_000
 MOST_VIEW_BYTES = 2_400_000  # for views, before they are packed: answers, the picture, attention and contributions
 MOST_PICTURE_BYTES = 1_000_000  # of these for the picture of single numbers
-MOST_LIGHT_BYTES = 700_000  # and for where the words look
 PACKED_LETTERS_PER_BYTE = 1.27  # in the file, for each byte of an array, after gzip and base64
 MOST_NUMBERS = 12  # output numbers whose contributions are in the file, and parts of each that are divided
 MOST_WAYS = 3  # largest tokens or patches of a head that lead on to the input
@@ -147,17 +146,8 @@ def _views(
         },
         "attention": attention(session, state.key),
         "tour": tour(session, state.key),
-        "light": {},
         "contributions": {},
     }
-    bytes_left = MOST_LIGHT_BYTES
-    for name, rows in _lights(session, state.key, views["attention"], shown.more.get("attention", "")):
-        listener.step(0, 1, "attention")
-        bytes_left -= len(json.dumps(rows))
-        if bytes_left < 0:
-            left_out.append("Where the words look, of some blocks and heads.")
-            break
-        views["light"][name] = rows
     cells = [bar["cell"] for bar in answer.get("tokens") or answer.get("classes") or ()] or [start]
     views["picture"], views["picture_of"] = _pictures(session, state.key, cells, listener)
     if len(views["picture_of"]) < len(cells):
@@ -195,18 +185,6 @@ def _pictures(
             for one in shown["lens"]:
                 session.trace(key).find(one["cell"].partition("[")[0])
     return drawn, numbers
-
-
-def _lights(session: Session, key: str, heads: dict[str, Any], first: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where the words look: what is on screen, then averaged, by rollout, and of every head."""
-    group = next((group for group in heads["groups"] if group["name"] == "cross"), None) or heads["groups"][0]
-    layers = [layer_of(layer["name"]) for layer in group["layers"]]
-    looks: dict[str, tuple[Any, ...]] = {"mean::": (), "rollout::": (None, None, "rollout")}
-    looks |= {f"mean:{layer}:": (layer,) for layer in layers}
-    for layer, shown in zip(layers, group["layers"], strict=True):
-        looks |= {f"head:{layer}:{head}": (layer, head, "head") for head in range(len(shown["heads"]))}
-    for name in sorted(looks, key=lambda name: name != first):
-        yield name, light(session, key, *looks[name])
 
 
 def _fitting_nodes(trace: LiveTrace, cells: Sequence[str], bytes_left: float) -> tuple[set[int], list[str]]:

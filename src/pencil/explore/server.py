@@ -41,7 +41,7 @@ from ..tracing.trace_base import LISTED
 from ..web_server import DeadlineProtocol, listen, quiet
 from .ablations import ablations
 from .answers import Listener
-from .attention_views import attention, light
+from .attention_views import attention
 from .cells import compare, compare_edit, contributions, receipt, tensor_slice
 from .export import export_page
 from .json_values import to_json
@@ -479,11 +479,6 @@ def _receipt(query: QueryParams) -> Callable[..., dict[str, Any]]:
     return partial(receipt, cell=needed(query, "cell"), digits=4 if digits is None else digits)
 
 
-def _light(query: QueryParams) -> Callable[..., dict[str, Any]]:
-    layer, head = whole(query, "layer", 9999), whole(query, "head", 9999)
-    return partial(light, layer=layer, head=head, how=word(query, "how") or "mean")
-
-
 def _picture_of(query: QueryParams) -> Callable[..., dict[str, Any]]:
     return partial(picture_of, cell=needed(query, "cell"))
 
@@ -529,7 +524,6 @@ def application(explorer: Explorer, port: int) -> Guard:
         f"{trace}/slice": ("GET", explorer.of_trace(explorer.slice)),
         f"{trace}/receipt": ("GET", explorer.of_trace(_receipt)),
         f"{trace}/attention": ("GET", explorer.attention),
-        f"{trace}/light": ("GET", explorer.of_trace(_light)),
         f"{trace}/picture": ("GET", explorer.of_trace(lambda query: picture)),
         f"{trace}/picture/of": ("GET", explorer.of_trace(_picture_of)),
         f"{trace}/contributions": ("GET", explorer.of_trace(_contributions)),

@@ -81,19 +81,13 @@ class Session:
         self.lessons = Lessons(loaded, self.profile)
         self.moments = Cache[int, Trained](MOST_COPIES)  # the model at steps of its training
         # what the attention views make of a trace, and how they score its heads: a session imports no view, so the
-        # values have no type here; lights go with their trace
-        self.lights: Cache[str, Any] = Cache(MOST_TRACES)
+        # values have no type here; pictures go with their trace
         self.pictures: Cache[str, Any] = Cache(MOST_TRACES)
         self.traces = Cache[str, LiveTrace | StepTrace](
-            MOST_TRACES, MOST_TRACE_BYTES, lambda trace: trace.graph.bytes, on_drop=self._forget
+            MOST_TRACES, MOST_TRACE_BYTES, lambda trace: trace.graph.bytes, on_drop=self.pictures.pop
         )
         self.contributions = Cache[tuple[str, str, str | None], Contributions](MOST_TRACES)
         self.head_scores: Cache[str, Any] = Cache(1)
-
-    def _forget(self, key: str) -> None:
-        """What was made of a trace goes with it."""
-        self.lights.pop(key)
-        self.pictures.pop(key)
 
     @classmethod
     def open(cls, path: str | Path, id: str = "a", step: int | None = None) -> "Session":

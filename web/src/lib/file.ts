@@ -11,18 +11,17 @@ import { mapOf, namesOf, tensorsOf } from "./outline";
 import { parsed } from "./server";
 import { Problem, WORDS, type Feature, type Shown, type Source } from "./source";
 import type {
-  Answer, Attention, Contributions, How, Light, Model, Outline, Picture, PictureOf, Receipt, Slice, State, Tensor,
+  Answer, Attention, Contributions, Model, Outline, Picture, PictureOf, Receipt, Slice, State, Tensor,
 } from "./types";
 import type { TourOf } from "./tour";
 
-/** What a file may hold besides its trace; the keys of `light` and `contributions` are made by the two functions below. */
+/** What a file may hold besides its trace; the keys of `contributions` are made by the function below. */
 export type Views = {
   model?: Model;
   answer?: Answer;
   outline?: Pick<Outline, "map"> & Partial<Outline>;
   attention?: Attention;
   tour?: TourOf;
-  light?: Record<string, Light>;
   picture?: Picture;
   picture_of?: Record<string, PictureOf>; // by cell
   contributions?: Record<string, Contributions>;
@@ -32,7 +31,6 @@ export type Views = {
   left_out?: string[];
 };
 
-export const lightKey = (layer: number | null, head: number | null, how: How) => `${how}:${layer ?? ""}:${head ?? ""}`;
 export const partKey = (cell: string, against?: string | null, part?: string | null) => `${cell}|${against ?? ""}|${part ?? ""}`;
 
 const FORMAT = "pencil trace 1"; // as src/pencil/tracing/file.py writes it
@@ -149,10 +147,6 @@ export class FileSource implements Source {
 
   async attention(): Promise<Attention> {
     return this.views.attention ?? this.missing("attention");
-  }
-
-  async light(_: string, layer: number | null, head: number | null, how: How): Promise<Light> {
-    return this.views.light?.[lightKey(layer, head, how)] ?? this.missing("light");
   }
 
   async picture(): Promise<Picture> {

@@ -3,7 +3,7 @@
 import { Problem, type Event, type Feature, type Shown, type Source, type Watch } from "./source";
 import type {
   Ablations, Along, Training,
-  Answer, Attention, Changed, Contributions, Difference, How, Learning, Light, Model, Outline, Picture, PictureOf, Receipt, Slice, State,
+  Answer, Attention, Changed, Contributions, Difference, Learning, Model, Outline, Picture, PictureOf, Receipt, Slice, State,
 } from "./types";
 import type { DocumentName, DocumentOf } from "../views/inside/lesson_types";
 import type { TourOf } from "./tour";
@@ -129,10 +129,6 @@ export class ServerSource implements Source {
 
   attention(trace: string, scores = false, watch: Watch = {}): Promise<Attention> {
     return scores ? this.stream(`trace/${trace}/attention?scores=1`, undefined, "attention", watch) : this.get(`trace/${trace}/attention`);
-  }
-
-  light(trace: string, layer: number | null, head: number | null, how: How): Promise<Light> {
-    return this.get(`trace/${trace}/light`, { layer, head, how });
   }
 
   picture(trace: string): Promise<Picture> {

@@ -2,7 +2,7 @@
 
 import type {
   Ablations, Along, Training,
-  Answer, Attention, Changed, Contributions, Difference, Frame, How, Learning, Light, Model, Outline, OutToken, Picture, PictureOf, Receipt, Slice, State, Taken,
+  Answer, Attention, Changed, Contributions, Difference, Frame, Learning, Model, Outline, OutToken, Picture, PictureOf, Receipt, Slice, State, Taken,
 } from "./types";
 import type { DocumentName, DocumentOf } from "../views/inside/lesson_types";
 import type { TourOf } from "./tour";
@@ -33,7 +33,7 @@ export type Watch = { signal?: AbortSignal; onEvent?: (event: Event) => void };
 export type Shown = { cell: string; more: Record<string, string>; open: string[] };
 
 export type Feature =
-  | "input" | "answer" | "record" | "picture" | "attention" | "light" | "contributions" | "compare" | "edit" | "tour" | "documents" | "katas" | "export" | "scores" | "learning" | "training";
+  | "input" | "answer" | "record" | "picture" | "attention" | "contributions" | "compare" | "edit" | "tour" | "documents" | "katas" | "export" | "scores" | "learning" | "training";
 
 /** One method a view. Every one may reject with a `Problem`. */
 export interface Source {
@@ -62,7 +62,6 @@ export interface Source {
   striking?(name: string): number[];
   /** Every head; with `scores` also what `pencil heads` measures, which takes a while. */
   attention(trace: string, scores?: boolean, watch?: Watch): Promise<Attention>;
-  light(trace: string, layer: number | null, head: number | null, how: How): Promise<Light>;
   /** The model as lines and what hangs from them; and what each of it meant for one number of the output. */
   picture(trace: string): Promise<Picture>;
   pictureOf(trace: string, cell: string): Promise<PictureOf>;
@@ -97,7 +96,6 @@ export const WORDS: Record<Feature, string> = {
   record: "the trace",
   picture: "the picture of this number",
   attention: "the attention of every head",
-  light: "the attention of this block and head",
   contributions: "the contributions to this number",
   compare: "a comparison",
   edit: "a change inside the model",

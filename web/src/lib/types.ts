@@ -202,19 +202,6 @@ export type Attention = {
   groups: { name: string; layers: AttentionLayer[]; queries: string[]; keys: string[] }[];
 };
 
-export type How = "head" | "mean" | "rollout";
-
-export type Light = {
-  words: string[];
-  patches: number;
-  rows: string; // base64 of little-endian float32, words × patches (or keys)
-  how: How;
-  layer: number | null;
-  head: number | null;
-  leading?: [number, number][] | null; // for each word the layer and the head that attend most to the patches
-  keys?: string[]; // what the columns are, where they are neither patches nor the words of the sequence
-};
-
 export type PartKind =
   | "block" | "head" | "mlp" | "token" | "patch" | "pixel" | "position" | "bias" | "norm" | "condition" | "embedding" | "rest";
 
