@@ -91,7 +91,7 @@ PICTURE_PART = {"id": str, "label": str, "value": float, "cell": (CELL, None)}
 PICTURE_OF = {
     "cell": CELL, "label": str, "value": float, "allowed": float, "held": [str], "stack": str, "query": [int],
     "columns": [{"rows": str, "added": str, "ids": [str]}], "rest": [PICTURE_PART], "noInput": [PICTURE_PART],
-    "inputs": [{**PICTURE_PART, "stack": str, "lane": int}], "pixels?": {"shape": [int], "values": str},
+    "inputs": [{"stack": str, "lane": int, "value": float, "cell": (CELL, None)}], "pixels?": {"shape": [int], "values": str},
     "lens": [{"after": int, "value": float, "cell": CELL, "probability?": float, "rank?": int, "picture?": str,
               "top?": [{"id": int, "label": str, "probability": float, "cell": CELL}]}],
     "unlensed?": str,

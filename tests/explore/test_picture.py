@@ -88,7 +88,8 @@ def test_bars_and_inputs_sum_to_the_number(drawn):
     for column in of["columns"]:
         assert [np.float32(parts.get(id, 0.0)) for id in column["ids"]] == list(decoded(column["added"]))
     if "pixels" in of:
-        of_patches = sum(part["value"] for part in of["inputs"] if part["label"].startswith("patch"))
+        lanes = {stack["id"]: stack["lanes"] for stack in drawn.shown["stacks"]}
+        of_patches = sum(p["value"] for p in of["inputs"] if lanes[p["stack"]][p["lane"]]["kind"] == "patch")
         assert decoded(of["pixels"]["values"]).astype(float).sum() == pytest.approx(of_patches, rel=1e-4, abs=1e-5)
 
 

@@ -198,18 +198,8 @@ class Drawn:
             for label, row, value, most in self._rows(whole, leaf, cells):
                 place = self.streams.places.get((leaf.name, row))
                 if place is not None and (leaf.kind in ("pixel", "timestep") or self._is_word(leaf, row)):
-                    stack = self.streams.stacks[place.stack]
-                    shown = inputs.setdefault(
-                        (place.stack, place.line),
-                        {
-                            "id": f"{place.stack}:{place.line}",
-                            "label": WORDS.get(stack.labels[place.line], stack.labels[place.line]),
-                            "stack": place.stack,
-                            "lane": place.line,
-                            "value": 0.0,
-                            "cell": None,
-                        },
-                    )
+                    at = place.stack, place.line
+                    shown = inputs.setdefault(at, {"stack": at[0], "lane": at[1], "value": 0.0, "cell": None})
                 else:
                     shown = others.setdefault(label, {"id": label, "label": label, "value": 0.0, "cell": None})
                 shown["value"] += value

@@ -289,7 +289,7 @@ export type ColumnOf = {
 export type PicturePart = { id: string; label: string; value: number; cell: string | null };
 
 /** What one input did for the chosen number by way of all paths. */
-export type PictureInput = { id: string; label: string; stack: string; lane: number; value: number; cell: string | null };
+export type PictureInput = { stack: string; lane: number; value: number; cell: string | null };
 
 export type Lens = {
   after: number; // so many blocks: 0 is before the first
