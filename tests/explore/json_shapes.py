@@ -37,7 +37,7 @@ OUT_TOKEN = {
 ANSWER = {
     "state": STATE, "milliseconds": float, "words": [str], "text?": str, "tokens?": [OUT_TOKEN], "classes?": [BAR],
     "vector?": [NUMBER], "nearest?": [{"text": str, "similarity": NUMBER}], "picture?": str,
-    "frames?": [{"step": int, "time": float, "picture": str, "clean?": str}], "grid?": [int], "first_patch?": int,
+    "frames?": [{"step": int, "time": float, "picture": str, "clean?": str, "guide?": {"shape": [int], "values": str, "top": float}}], "grid?": [int], "first_patch?": int,
     "first_word?": int, "notes": [str],
 }  # fmt: skip
 TENSOR = {"name": str, "symbol": str, "formula": str, "shape": [int], "axes": [str], "kind": str, "op": str, "dtype": str,
