@@ -141,7 +141,6 @@ SHOTS = [
     Shot("why", address="view=look&open=why", act=down_to_a_pixel, height=1060),
     Shot("heads", address="view=heads", height=720),
     Shot("head", address="view=heads", act=first_thumb, height=900),
-    Shot("map", address="view=map&at=blocks.1.attn", height=900),
     Shot("numbers", address="view=numbers&cell=blocks.1.attn.scores[0,1,19,6]", height=1000),
     Shot("change", address="view=change", act=switch_a_head_off, height=1150),
     Shot("learn", address="view=learn", act=ten_steps, height=1300),
@@ -150,11 +149,11 @@ SHOTS = [
     Shot("katas", address="view=katas&kata=softmax", act=forget_to_scale, height=800),
     Shot("share", address="view=share", height=760),
     Shot("phone", address="view=look&token=1", act=down_to_the_answer, height=844, width=390, dark=True),
-    Shot("gpt", "pydoc-gpt", "view=answer&text=def%20open&o.temperature=0.8&o.top_k=8", height=1240),
-    Shot("vit", "digits-vit", "view=answer", height=900),
-    Shot("dit", "digits-dit", "view=answer&label=3", act=light_a_patch, height=1120),
-    Shot("seq2seq", "dates-seq2seq", "view=answer&source=the%203rd%20of%20May,%201999&token=8", height=860),
-    Shot("reader", "pydoc-reader", "view=answer&text=the%20na[mask]e%20of%20the%20file", height=900),
+    Shot("gpt", "pydoc-gpt", "view=look&text=def%20open&o.temperature=0.8&o.top_k=8", height=1240),
+    Shot("vit", "digits-vit", "view=look", height=900),
+    Shot("dit", "digits-dit", "view=look&label=3", act=light_a_patch, height=1120),
+    Shot("seq2seq", "dates-seq2seq", "view=look&source=the%203rd%20of%20May,%201999&token=8", height=860),
+    Shot("reader", "pydoc-reader", "view=look&text=the%20na[mask]e%20of%20the%20file", height=900),
 ]
 
 

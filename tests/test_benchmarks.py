@@ -31,7 +31,7 @@ SHORT = {
     "predict": "--count 70 --preset nano --size 16",
     "probes": "",
     "processes": "--preset nano --batch 4 --steps 11",
-    "screenshots": "--out pictures --only map",
+    "screenshots": "--out pictures --only heads",
     "serving": "--clients 3 --seconds 1 --prompts 5 --tokens 7",
     "shakespeare": "notes.txt --presets nanogpt --steps 3",
     "startup": "",
