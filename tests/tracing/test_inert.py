@@ -55,7 +55,7 @@ def test_nothing_in_a_page_runs(browser, tmp_path, policy):
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda request: wrong.append(request.url) if not request.url.startswith("file:") else None)
     page.goto((tmp_path / "page.html").as_uri())
-    page.wait_for_selector("#receipt h3")
+    page.wait_for_selector("#tensors a")
     assert page.title() == f"Numbers · {ATTACKS[0]}"
     assert page.inner_text("h1") == ATTACKS[0]
     assert page.inner_text("header p") == ATTACKS[1]
