@@ -103,7 +103,7 @@ def test_a_masked_word_stands_between_the_special_tokens(made, mask):
     want = made.encode(f"the {mask} has a seat").ids
     for written in ("[mask]", "[MASK]", mask):
         assert reader.token_ids(found.model, found.tokenizer, f"the {written} has a seat") == want
-    (masks,) = reader.predict(found, ["the [mask] has a seat"], None)
+    (masks,) = reader.predict(found, ["the [mask] has a seat"], reader.SampleOptions())
     assert len(masks) == 1
     with torch.no_grad():
         logits = found.model(torch.tensor([want]))[0, want.index(made.token_to_id(mask))]

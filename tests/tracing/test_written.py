@@ -134,7 +134,7 @@ def test_scores_are_written_from_queries_and_keys_and_masks_are_named():
     assert re.fullmatch(r"\(.+·.+\)/√8 \+ 0", t["blocks.0.attn.scores[0,1,3,2]"].why().formula)
     hidden = t["blocks.0.attn.scores[0,1,2,3]"].why()
     assert re.fullmatch(r"\S+/√8 − ∞", hidden.formula)
-    assert str(hidden).split("\n")[0].endswith(" = −∞   (masked: it may not be seen)")
+    assert str(hidden).split("\n")[2].endswith(" = −∞   (masked: it may not be seen)")
 
 
 OPEN = """([meta, bytes, cells]) => {
