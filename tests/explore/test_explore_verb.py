@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from served import Pretended
+from shared_page import views_of
 
 from conftest import HERE
 from pencil.cli import explore as verb
@@ -215,7 +216,7 @@ def test_slides_are_one_file_of_the_text_that_was_given(tmp_path, capsys):
     assert not path.exists()
     assert slides("--out", str(path), "--text", "line") == 0
     html = path.read_text(encoding="utf-8")
-    views = json.loads(re.search(r'id="views">(.*?)</script>', html, re.DOTALL)[1])
+    views = views_of(html)
     assert views["answer"]["state"]["input"]["text"] == "line"
     assert views["shown"]["more"]["present"] == "yes"
     assert len(views["tour"]["steps"]) == 10

@@ -113,7 +113,7 @@ def test_what_is_no_run_says_why_its_page_has_no_answer(runs, tmp_path):
     read(tmp_path / "t.trace.safetensors").to_html(tmp_path / "b.html")
     assert "trace file" in why_not((tmp_path / "b.html").read_text(encoding="utf-8"))
     t.edit("blocks.0.attn.z", lambda z: z * 2).to_html(tmp_path / "c.html")
-    assert "edits that are numbers" in why_not((tmp_path / "c.html").read_text(encoding="utf-8"))
+    assert "edits that can be written" in why_not((tmp_path / "c.html").read_text(encoding="utf-8"))
     pencil.trace(torch.nn.Linear(3, 2), torch.ones(1, 3)).to_html(tmp_path / "d.html")
     assert "trace of a module" in why_not((tmp_path / "d.html").read_text(encoding="utf-8"))
 

@@ -79,7 +79,7 @@ function draw(element: Element, parent: Element, origin: Origin, measure: Canvas
     return;
   }
   if (element instanceof HTMLImageElement) {
-    if (element.src.startsWith("data:")) shape("image", { x, y, width, height, href: element.src, preserveAspectRatio: "none", "image-rendering": style.imageRendering }, into);
+    if (element.src.startsWith("data:")) shape("image", { x, y, width, height, href: element.src, preserveAspectRatio: "none", "image-rendering": style.imageRendering, ...(style.filter !== "none" ? { filter: style.filter } : {}) }, into);
     return;
   }
   if (style.overflow !== "visible" && style.display !== "inline") {

@@ -90,7 +90,7 @@ def drawing(question: Question) -> str:
         parts.append(f'<text class="label" x="{x + wide / 2:g}" y="{2 * middle + 16:g}">{escape(label)}</text>')
         x += wide + GAP
     return (
-        f'<svg class="drawing" xmlns="http://www.w3.org/2000/svg" viewBox="-2 0 {x:g} {2 * middle + 26:g}" '
+        f'<svg class="drawing" viewBox="-2 0 {x:g} {2 * middle + 26:g}" '
         f'width="{x:g}" height="{2 * middle + 26:g}" role="img" aria-label="{escape(_said(question, line))}" '
         f'fill="currentColor" stroke="none" font-size="15" text-anchor="middle">{"".join(parts)}</svg>'
     )
