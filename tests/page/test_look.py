@@ -298,44 +298,6 @@ def test_the_classes_of_a_picture(browser):
 # ---- diffusion
 
 
-def test_a_picture_comes_out_of_the_noise(browser):
-    server = Server(data.dit(), data.denoised)
-    with opened(browser, server, reduced_motion="reduce") as page:
-        frames = data.denoised(server.states[0])["frames"]
-
-        def large():
-            return page.get_attribute("figure img", "src")
-
-        assert large() == frames[-1]["picture"]
-        page.get_by_label("Step", exact=True).fill("1")
-        assert large() == frames[1]["picture"]
-        assert page.locator("figure img").nth(1).get_attribute("src") == frames[1]["clean"]
-        page.get_by_role("button", name="next frame").click()  # nothing moves by itself
-        assert large() == frames[2]["picture"]
-        page.get_by_role("button", name="Frame 4").click()
-        assert large() == frames[3]["picture"]
-        page.get_by_role("button", name="Record the numbers of this step").click()
-        until(page, lambda: server.states[-1]["input"].get("options") == {"step": 13})
-        page.get_by_label("class").select_option("dog")
-        until(page, lambda: server.states[-1]["input"]["label"] == "dog")
-
-
-def test_a_step_is_chosen_within_the_number_of_steps(browser):
-    about = data.dit()
-    about["controls"][-1] |= {"value": 8, "least": 1, "most": 50, "within": "steps"}
-    server = Server(about, data.denoised)
-    with opened(browser, server) as page:
-        step, steps = page.get_by_label("recorded step"), page.get_by_label("denoising steps")
-        assert (step.get_attribute("max"), step.input_value()) == ("16", "8")
-        step.fill("13")
-        steps.fill("5")
-        until(page, lambda: server.states[-1]["input"].get("options") == {"steps": 5, "step": 5})
-        assert (step.get_attribute("max"), step.input_value()) == ("5", "5")
-        steps.fill("23")
-        until(page, lambda: server.states[-1]["input"].get("options") == {"steps": 23, "step": 5})
-        assert step.get_attribute("max") == "23"
-
-
 @pytest.mark.long
 def test_frames_play(browser):
     with opened(browser, Server(data.dit(), data.denoised)) as page:
