@@ -15,6 +15,8 @@ from test_loop import trainer
 from conftest import TINY, call
 from pencil.api import fit as own_task
 from pencil.api import train as train_run
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.cli import launch
 from pencil.cli.main import main
 from pencil.families import FAMILIES, family
@@ -427,6 +429,26 @@ def test_a_budget_from_the_command_line(tmp_path, notes, monkeypatch):
     both = ("train", "gpt", "--data", notes, "--train.minutes", "1", "--train.steps", "7")
     assert "train.steps and train.minutes both say how long to train" in call(*both, code=2).stderr
     assert "train.minutes must be above 0, not -1" in call(*both[:-2], "--train.minutes", "-1", code=2).stderr
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_fewer_steps_than_the_warm_up_of_a_budget_shorten_it_unless_it_is_chosen(tmp_path, notes):
+    plans = [{"step": 0, "steps": 31, "eval_every": 7}, {"step": 2, "steps": 3, "eval_every": 7}]
+    settings = dict(minutes=1.0, warmup=13, batch=3, eval_batches=1)
+    request = TrainingRequest("gpt", str(notes), model=dict(depth=1, width=24, heads=3, context=11), train=settings)
+    for name, steps, warmup in ("a", 11, 2), ("b", 17, 13):  # the second has room for it: it stays
+        run, _, _ = new_run(request, out=tmp_path / name)
+        run.write_config(
+            with_plans({**run.config, "train": {**run.config["train"], "steps": 31, "eval_every": 7}}, plans)
+        )
+        if warmup < 13:
+            chosen = call("resume", run.path, "--train.steps", steps, "--train.warmup", 13, code=2).stderr
+            assert f"train.warmup 13 exceeds train.steps {steps}" in chosen
+        shown = call("resume", run.path, "--train.steps", steps).stderr
+        shortened = f"warm-up shortened from 13 to {warmup} steps, a fifth of the run; --train.warmup sets another"
+        assert (shortened in shown) == (warmup < 13)
+        config = Run.open(run.path).config["train"]
+        assert (config["steps"], config["warmup"]) == (steps, warmup)
 
 
 def test_a_run_of_a_budget_can_be_trained_anew_from_its_file(tmp_path, notes):

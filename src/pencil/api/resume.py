@@ -73,8 +73,13 @@ def _continue(opened: Run, changed: Mapping[str, Any], data: str | None, allow_c
     check_processes(config, world().size)
     # a preset's inverse square root may warm up for longer than the run
     # and a time budget's plans, by which the schedule goes, may have fewer steps than the first, with its warm-up
-    if "plans" not in opened.config or changed.keys() & {"steps", "warmup"}:
-        fit_warmup(config, chosen="warmup" in changed or config.schedule != "inverse-sqrt")
+    planned = "plans" in opened.config
+    if not planned or changed.keys() & {"steps", "warmup"}:
+        # which was fitted to that first plan, so it is fitted again where the steps chosen now are fewer than it has
+        follows = config.schedule == "inverse-sqrt" or (planned and config.warmup > config.steps)
+        config, fitted = fit_warmup(config, chosen="warmup" in changed or not follows)
+        for line in fitted:
+            note(line)
     if pick_device(config.device).type == "cpu":
         check_memory(record, record.read_config(opened.config["model"]), config)
     task = task_of(opened, config, data, note)
