@@ -61,12 +61,18 @@ def shapes(what: Model, /, *settings: Settings, batch: int = 1) -> int:
 
     def show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+        # of equal blocks one is shown, as block ℓ
+        shown = [
+            (*row[:-1], row[-1].replace("blocks.0.", "blocks.ℓ."))
+            for row in rows
+            if not re.search(r"(^|\.)blocks\.[1-9]", row[-1])
+        ]
+        # a name stays in one piece, to be copied, where the other columns have half of the width to fold in
+        whole = 2 * max((len(row[-1]) for row in shown), default=0) <= console.width
         for column in columns:
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            # of equal blocks one is shown, as block ℓ
-            if not re.search(r"(^|\.)blocks\.[1-9]", row[-1]):
-                table.add_row(*(Text(cell) for cell in (*row[:-1], row[-1].replace("blocks.0.", "blocks.ℓ."))))
+            table.add_column(column, overflow="fold", no_wrap=whole and column == "name")
+        for row in shown:
+            table.add_row(*map(Text, row))
         console.print(table)
 
     computed, by_head = [], []
