@@ -119,8 +119,8 @@ def test_sample_lists_the_options_of_the_runs_family(help_of, run_of, name):
 @pytest.mark.parametrize("name", TRACE_INPUT)
 def test_trace_why_and_show_list_the_input_of_the_runs_family(help_of, run_of, name):
     for verb, usage, edit, output in (
-        ("trace", "WHAT", {"--edit": ""}, TRACE_OUTPUT), 
-        ("why", "WHAT CELL", {"--edit": ""}, {"--contributions": "", "--against": "", "--digits": "4"}),
+        ("trace", "WHAT", {"--edit": "", "--patch-from": ""}, TRACE_OUTPUT), 
+        ("why", "WHAT CELL", {"--edit": "", "--patch-from": ""}, {"--contributions": "", "--against": "", "--digits": "4"}),
         ("show", "WHAT [NAME]", {}, {"--digits": "4"}),
     ):  # fmt: skip
         text = help_of(verb, run_of(name))
@@ -132,7 +132,7 @@ def test_trace_why_and_show_list_the_input_of_the_runs_family(help_of, run_of, n
 def test_an_example_has_no_input_options(help_of):
     assert panels(help_of("trace", "example:vit-4x4")) == {
         "Arguments": {},
-        "Input": {"--edit": ""},
+        "Input": {"--edit": "", "--patch-from": ""},
         "Output": TRACE_OUTPUT,
     }
 

@@ -170,7 +170,7 @@ def test_bfloat16_on_a_cpu_trains_without_warnings(tmp_path, notes, recwarn, cap
 def test_the_files_of_a_run(run, short_previews):
     names = {p.name for p in run.iterdir() if not p.name.startswith(".")}
     assert names == {"config.toml", "metrics.jsonl", "tokenizer.json", "README.md", "loss.png", "samples",
-                     "model.safetensors", "manifest.json", "checkpoints", "data.json"}  # fmt: skip
+                     "model.safetensors", "manifest.json", "checkpoints", "data.json", "snapshots"}  # fmt: skip
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in (run / "samples").iterdir()) == [f"step-{s:08d}.txt" for s in (0, 15, 30)]
     assert len((run / "samples" / "step-00000030.txt").read_text()) == 16 + short_previews + 1

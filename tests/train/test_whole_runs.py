@@ -299,11 +299,13 @@ def test_a_listed_checkpoint_that_is_gone_is_named(copy):
 
 def test_verify_names_every_part_and_what_is_wrong_with_it(copy, tmp_path):
     whole = call("verify", copy).stdout.splitlines()
-    names = ["config.toml", "tokenizer.json", "model.safetensors", "data.json", "step-00000030", "step-00000020"]
+    kept = [f"step-{step:08d}.safetensors" for step in (0, 1, 2, 3, 4, 6, 8, 11, 16, 23)]  # the snapshots of 30 steps
+    names = ["config.toml", "tokenizer.json", "model.safetensors", "data.json", "step-00000030", "step-00000020", *kept]
     assert [line.split()[0] for line in whole] == ["whole"] * len(whole)
-    assert [Path(line.split()[1]).name for line in whole][:6] == names
-    assert Path(whole[6].split()[1]).name.startswith("tokens-")
+    assert [Path(line.split()[1]).name for line in whole][: len(names)] == names
+    assert Path(whole[len(names)].split()[1]).name.startswith("tokens-")
     flip(copy / "tokenizer.json", 20)
+    flip(copy / "snapshots" / kept[7])
     flip(copy / "checkpoints" / "step-00000020" / "shard-00000.safetensors")
     (copy / "checkpoints" / "step-00000030" / "state.json").unlink()
     (copy / "checkpoints" / "step-00000030" / "more.txt").touch()
@@ -312,9 +314,10 @@ def test_verify_names_every_part_and_what_is_wrong_with_it(copy, tmp_path):
     expected = {
         ("damaged", "tokenizer.json"), ("damaged", "shard-00000.safetensors"), ("missing", "state.json"),
         ("foreign", "more.txt"), ("foreign", "notes.txt"), ("whole", "config.toml"), ("whole", "model.safetensors"), ("whole", "data.json"),
+        ("damaged", kept[7]), *(("whole", name) for name in kept if name != kept[7]),
     }  # fmt: skip
     assert {(line.split()[0], Path(line.split()[1]).name) for line in shown.stdout.splitlines()} == expected
-    assert "3 whole, 5 not" in shown.stderr
+    assert "12 whole, 6 not" in shown.stderr
     assert "there is no run" in refused("verify", tmp_path / "nowhere")
 
 
