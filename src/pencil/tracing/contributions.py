@@ -591,7 +591,7 @@ class Tree:
 
     def _parameter(self, leaf: Leaf, index: Index) -> str:
         path, _, last = leaf.name.rpartition(".")
-        # that it is of cross-attention is said by the place
+        # the place says already that it is of cross-attention
         symbol = self.traced_model.symbols.get(leaf.name, last).replace(",src", "")
         rows, parts = prod(leaf.value.shape[:-1]), symbol.split(" ")
         if symbol == "[b_Q b_K b_V]":
