@@ -44,24 +44,24 @@ def worded(question: Question, words: str = "field") -> Question:
     if not pairs:
         return question
 
-    def said(text: str) -> str:
+    def reworded(text: str) -> str:
         for word, other in pairs:
             text = re.sub(word, lambda match, other=other: _begun_like(match[0], other), text, flags=re.IGNORECASE)
         return text
 
-    def all_said(texts):
-        return None if texts is None else [said(text) for text in texts]
+    def all_reworded(texts):
+        return None if texts is None else [reworded(text) for text in texts]
 
     return replace(
         question,
-        title=said(question.title),
-        ask=said(question.ask),
+        title=reworded(question.title),
+        ask=reworded(question.ask),
         tables=tuple(
-            replace(table, name=said(table.name), across=all_said(table.across), down=all_said(table.down))
+            replace(table, name=reworded(table.name), across=all_reworded(table.across), down=all_reworded(table.down))
             for table in question.tables
         ),
-        blanks=tuple(replace(blank, label=said(blank.label)) for blank in question.blanks),
-        rows=tuple((said(label), count) for label, count in question.rows),
-        across=tuple(map(said, question.across)),
-        mistakes=tuple(replace(one, name=said(one.name), hint=said(one.hint)) for one in question.mistakes),
+        blanks=tuple(replace(blank, label=reworded(blank.label)) for blank in question.blanks),
+        rows=tuple((reworded(label), count) for label, count in question.rows),
+        across=tuple(map(reworded, question.across)),
+        mistakes=tuple(replace(one, name=reworded(one.name), hint=reworded(one.hint)) for one in question.mistakes),
     )
